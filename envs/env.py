@@ -53,7 +53,7 @@ class EnvSpec:
 class Start(NamedTuple):
     """How an episode starts and is simulated. It determines the episode, together with the actions."""
 
-    init_state_id: int | None  # None: the seed draws an initial state that evaluations never use
+    init_state_id: int | None  # None: the seed draws an initial state that is none of the numbered ones
     seed: int = 0
     record: bool = False  # whether to keep a frame of every env step
     physics: Physics = "exact"

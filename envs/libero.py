@@ -21,13 +21,15 @@ from envs.chunk_run import chunk_result
 from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start
 from envs.libero_plus import Variant
-from envs.libero_simulator import MAX_PLACEMENT_TRIES, SETTLING_ACTION, SETTLING_STEPS, LiberoSimulator
+from envs.libero_simulator import MAX_PLACEMENT_TRIES, SETTLING_ACTION, SETTLING_STEPS, LiberoSimulator, Seed
 from envs.rendering import upright
 from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
+# The last number of a numbered placement's seed, so that it is none of the fresh placements.
+NUMBERED = 1
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images uses the first n
 # Physics steps of an env step in fast physics.
 SETTLING_SUBSTEPS = 25  # while objects settle: as many as in exact physics
@@ -53,6 +55,7 @@ class _Episode:
     # The stored initial state (1 + nq + nv,); None: the seed places everything.
     state: np.ndarray | None = None
     variant: Variant | None = None  # of LIBERO-Plus
+    is_numbered: bool = False  # whether the start has an `init_state_id` but no stored state
     # LIBERO's observations after the last env step.
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -89,7 +92,8 @@ class LiberoEnv:
     def reset(self, start: Start, observe: bool = True) -> ChunkResult:
         """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
 
-        With an `init_state_id` the seed places only the fixtures. With None it places everything. In a suite of
+        With an `init_state_id` the seed places only the fixtures, unless the task has no stored states: then number and
+        seed together place everything. With None the seed places everything, never as for a number. In a suite of
         LIBERO-Plus `init_state_id` is the number of a variant; None starts the task that the variants change.
         """
         self._episode = self._new_episode(start)
@@ -141,7 +145,7 @@ class LiberoEnv:
         if self._init_states is not None:
             return _Episode(start, start.seed, self._init_states[index])
         # The task has no stored states: each `init_state_id` has a seed of its own.
-        return _Episode(start, start.seed * self.num_init_states + index)
+        return _Episode(start, start.seed * self.num_init_states + index, is_numbered=True)
 
     def _start(self, observe: bool) -> None:
         """Place the scene and let it settle, again and again until it can start an episode. Raises BadInput."""
@@ -164,9 +168,9 @@ class LiberoEnv:
         """Reset the simulator to where the episode starts, and perturb it. Each `attempt` draws other places."""
         simulator = self._built()
         episode = self._episode
-        seed = (episode.seed, attempt) if episode.state is None else episode.seed
         perturbation = episode.start.perturbation
         arm_offset = libero_plus.arm_offset(0 if episode.variant is None else episode.variant.arm)
+        seed = self._placement_seed(attempt)
         simulator.reset(seed, episode.state, perturbation, attempt, arm_offset)
         self.instruction = self.files.instruction
         if episode.variant is not None:
@@ -174,6 +178,15 @@ class LiberoEnv:
             self.instruction = episode.variant.instruction(self.spec.leaked_prompt)
         if perturbation is not None:
             self.instruction = perturb.change_scene(simulator.domain, perturbation, self.instruction)
+
+    def _placement_seed(self, attempt: int) -> Seed:
+        """The seed of an attempt. Fresh and numbered placements have seeds of their own, so none is the same."""
+        episode = self._episode
+        if episode.state is not None:
+            return episode.seed
+        if episode.is_numbered:
+            return (episode.seed, attempt, NUMBERED)
+        return (episode.seed, attempt)
 
     def _settle_and_find_problem(self, attempt: int, observe: bool) -> str | None:
         """Let the objects settle; returns the reason why the episode cannot start from here, or None."""

@@ -40,12 +40,16 @@ MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s; for rotation the limit is 10 times this number, in rad/s
 
 Pose = tuple[np.ndarray, np.ndarray]  # an object's position (3,) in metres, and its rotation matrix (9,)
-Seed = int | tuple[int, int]
+Seed = int | tuple[int, ...]
 StepOutcome = tuple[Mapping[str, np.ndarray], bool]  # LIBERO's observations after an env step, success
 
 
 class LiberoSimulator:
-    """One built task. Building takes seconds. After a fault do not use it again: close it and build another one."""
+    """One built task. Building takes seconds.
+
+    After an unstable simulation (SimulatorFault) a reset is enough. After any other exception close it and build
+    another one.
+    """
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
         rendering.prepare_imports()
@@ -193,30 +197,16 @@ def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
 
 def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
     """Build LIBERO's OffScreenRenderEnv of a task file. Raises BadInput if the task or the assets are wrong."""
-    import libero.libero
-    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
-
-    from envs import lean
+    import libero.libero.envs.env_wrapper
 
     log_mujoco_warnings()
     libero_pro.register_categories()
     libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
 
-    def build() -> OffScreenRenderEnv:
-        return OffScreenRenderEnv(
-            bddl_file_name=str(bddl),
-            camera_names=cameras,
-            camera_heights=IMAGE_SIZE,
-            camera_widths=IMAGE_SIZE,
-            hard_reset=False,
-            ignore_done=True,  # `LiberoEnv` applies the step limit, not LIBERO
-        )
-
     is_users_task = not bddl.is_relative_to(libero_root())
     wrapper = None
     try:
-        with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
-            wrapper = _repeat_until_placed(build, seed=0)
+        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, cameras), seed=0)
         if is_users_task:
             # Try the goal now: if LIBERO could not evaluate it, every episode would end in an error.
             wrapper.env._check_success()
@@ -230,3 +220,20 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
             f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); "
             "compare its categories and regions with those of LIBERO's files"
         ) from fault
+
+
+def _new_wrapper(bddl: Path, cameras: list[str]) -> OffScreenRenderEnv:
+    """LIBERO's env of a task file. Raises RandomizationError if LIBERO's sampler finds no room for an object."""
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+    from envs import lean
+
+    with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
+        return OffScreenRenderEnv(
+            bddl_file_name=str(bddl),
+            camera_names=cameras,
+            camera_heights=IMAGE_SIZE,
+            camera_widths=IMAGE_SIZE,
+            hard_reset=False,
+            ignore_done=True,  # `LiberoEnv` applies the step limit, not LIBERO
+        )

@@ -8,6 +8,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -21,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import BadInput, write_json
-from envs.tasks import cache_dir, libero_root
+from contracts import BadInput, replaced
+from envs.tasks import cache_dir, libero_root, reported_cache_errors
 
 BACKENDS = {  # render backend -> (shared libraries that it needs, Debian packages that contain them)
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
@@ -114,11 +115,14 @@ def simulator_versions() -> dict[str, str]:
 
 
 def write_libero_config() -> Path:
-    """Write the config.yaml of LIBERO; returns its folder. Without it `import libero.libero` asks on stdin."""
+    """Write the config.yaml of LIBERO; returns its folder. Without it `import libero.libero` asks on stdin.
+
+    Raises BadInput if the cache folder cannot be written.
+    """
     root = libero_root()
     # Every installation of LIBERO has a folder of its own.
     folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "config.yaml"
     config = {
         "benchmark_root": str(root),
         "bddl_files": str(root / "bddl_files"),
@@ -126,7 +130,13 @@ def write_libero_config() -> Path:
         "assets": str(root / "assets"),
         "datasets": str(root / "../datasets"),
     }
-    write_json(folder / "config.yaml", config)  # every JSON file is a YAML file, too
+    content = json.dumps(config)  # every JSON file is a YAML file, too
+    with reported_cache_errors(cache_dir()):
+        # Every worker comes here, and after the first one there is nothing to write.
+        if not path.is_file() or path.read_text() != content:
+            folder.mkdir(parents=True, exist_ok=True)
+            with replaced(path) as draft:
+                draft.write_text(content)
     return folder
 
 

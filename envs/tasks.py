@@ -10,7 +10,8 @@ import re
 import runpy
 import tempfile
 import zipfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,20 +77,44 @@ class TaskFiles:
 
 
 def cache_dir() -> Path:
-    """The folder for asset packs and caches: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
+    """The folder for asset packs and caches: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp.
+
+    Raises BadInput if none of them can be written.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
     preferred = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
-    temporary = Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")
-    for folder in (preferred, temporary):
-        with suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The folder in /tmp may belong to another user.
-            is_private = folder == preferred or folder.stat().st_uid == os.getuid()
-            if is_private and os.access(folder, os.W_OK | os.X_OK):
-                return folder
-    # Later calls and child processes use the same new folder.
-    os.environ["VLA_GRPO_CACHE"] = tempfile.mkdtemp(prefix="vla-grpo-")
+    if _is_writable(preferred):
+        return preferred
+    # gettempdir() raises OSError where nothing can be written, so call it only now.
+    with reported_cache_errors(preferred):
+        temporary = Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")
+        # The folder in /tmp may belong to another user.
+        if _is_writable(temporary) and temporary.stat().st_uid == os.getuid():
+            return temporary
+        # Later calls and child processes use the same new folder.
+        os.environ["VLA_GRPO_CACHE"] = tempfile.mkdtemp(prefix="vla-grpo-")
     return Path(os.environ["VLA_GRPO_CACHE"])
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a folder can be written, which is made first if it does not exist."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@contextmanager
+def reported_cache_errors(folder: Path) -> Iterator[None]:
+    """Write to the cache folder `folder` in this block. Raises BadInput, which names it, in place of OSError."""
+    try:
+        yield
+    except OSError as fault:
+        raise BadInput(
+            f"the cache folder {folder} cannot be written ({fault.strerror}): free disk space, or name another folder "
+            "in the environment variable VLA_GRPO_CACHE"
+        ) from fault
 
 
 def keep_compiled_code() -> None:

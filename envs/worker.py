@@ -63,7 +63,7 @@ class Worker(Protocol):
         """Wait for the answer and return it.
 
         Raises BadInput if the function raised it. Raises NoAnswer if the function failed otherwise, or if the worker
-        died or missed its deadline.
+        died, or has not begun to answer by its deadline. An answer that has begun has no deadline.
         """
         ...
 

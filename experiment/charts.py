@@ -157,8 +157,9 @@ def per_cent(share: float) -> str:
 
 def short(value: float, digits: int = 3) -> str:
     """A number with three digits, or as many as given: 0.0214, 1.5k, 3e-05."""
-    if abs(value) >= 1e6:
+    rounded = abs(float(f"{value:.{digits}g}"))
+    if rounded >= 1e6:
         return f"{value / 1e6:.{digits}g}M"
-    if abs(value) >= 1e3:
+    if rounded >= 1e3:
         return f"{value / 1e3:.{digits}g}k"
     return f"{value:.{digits}g}"

@@ -7,15 +7,16 @@ import logging
 from pathlib import Path
 
 from configs.eval_config import EvalConfig
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, read_bytes
 from envs.assets import find_pack
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
+from envs.tasks import bddl_task
 from experiment.results import EpisodeKey, EpisodeRecord, Results, Settings
 from experiment.setup import weights_fingerprint
 from experiment.videos import write_video
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode, Trajectory
-from vla.adapter_folder import base_and_adapter
+from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.policy import Mode, Policy
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     """The settings that, with its key, decide how an episode ends. Raises BadInput if --mode l1 has no L1 head."""
     mode = choose_mode(config, policy)
     bddl_file = config.simulator.bddl_file
-    bddl_sha256 = None if bddl_file is None else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest()
+    init_states = None if bddl_file is None else bddl_task(bddl_file).init_states
     settings: Settings = {
         "checkpoint": str(config.model.checkpoint),
         "weights": weights_fingerprint(policy),
@@ -57,7 +58,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
         "temperature": (config.temperature or 1.0) if mode == "sample" else None,
         "seed": config.seed,
         "assets": str(find_pack(config.simulator.assets)),
-        "bddl_sha256": bddl_sha256,
+        "bddl_sha256": _sha256(bddl_file),
+        "init_states_sha256": _sha256(init_states),
         "device": policy.device.type,
         "frozen_weights": policy.frozen_weights,
         "max_env_steps": config.simulator.max_env_steps,
@@ -70,21 +72,25 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     return settings
 
 
+def _sha256(path: str | Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(read_bytes(Path(path))).hexdigest()
+
+
 def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
     """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
     checkpoint = str(config.model.checkpoint)
-    base, adapter = base_and_adapter(checkpoint)
-    has_l1_head = policy.action_head is not None and adapter is None  # adapters are trained on tokens
-    if config.mode == "l1" and not has_l1_head:
+    can_act_by_l1 = has_usable_l1_head(checkpoint, policy.action_head)
+    if config.mode == "l1" and not can_act_by_l1:
         advice = "use --mode greedy or sample"
         if policy.action_head is not None:
+            base, _ = base_and_adapter(checkpoint)
             advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
         raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; {advice}")
     if config.mode != "auto":
         return config.mode
     if config.samples:
         return "sample"
-    return "l1" if has_l1_head else "greedy"
+    return "l1" if can_act_by_l1 else "greedy"
 
 
 def episode_record(

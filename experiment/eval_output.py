@@ -19,7 +19,7 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
     """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
     say("\n".join(results_table(results, plan)))
     if config.init_states == "benchmark":
-        print_trained_states(str(config.model.checkpoint), plan)
+        print_trained_states(config, plan)
     print_reported(config, results, plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
@@ -36,20 +36,22 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
     print(f"results: {results.path}")
 
 
-def print_trained_states(checkpoint: str, plan: Plan) -> None:
+def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
     from experiment.stored_run import was_trained_on
 
     training = cast("Training | None", plan.header["training"])
     if training is None:
         return
-    trained = [
-        key for key in plan.keys if was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
-    ]
-    if trained:
+    bddl_file = config.simulator.bddl_file
+    num_trained = sum(
+        was_trained_on(training, key.task_suite, key.task_id, key.init_state_id, bddl_file)
+        for key in plan.keys
+    )
+    if num_trained > 0:
         say(
-            f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
-            "for held-out success leave them out with --first-init-state and --trials"
+            f"{num_trained} of {len(plan.keys)} episodes start from initial states that {config.model.checkpoint} was "
+            "trained on: for held-out success leave them out with --first-init-state and --trials"
         )
 
 

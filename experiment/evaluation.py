@@ -101,8 +101,7 @@ def keep_validation(
     state.evaluated_at = state.global_step
     state.teacher_k = validation.teacher.k
     state.teacher_n = validation.teacher.n
-    lower_bound, _ = validation.student.interval
-    if config.evaluation.best_by == "evaluation" and state.take_best(lower_bound):
+    if config.evaluation.best_by == "evaluation" and state.take_best(validation.student.rate):
         mark_best(run.checkpoints, learner, state, validation.metrics())
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
@@ -110,9 +109,10 @@ def keep_validation(
 
 
 def compare_start(config: TrainConfig, learner: Learner, validation: Validation) -> None:
-    """Log how the checkpoint's success compares with what others report for it, if they do and it was played so.
+    """Log how the checkpoint's success compares with what others report for it.
 
-    The teacher of the first evaluation is the checkpoint as it was downloaded, unless --teacher names another policy.
+    This happens if others report one, and the run has no --bddl-file, --max-env-steps or other teacher. The teacher of
+    the first evaluation is then the checkpoint as it was downloaded.
     """
     task = config.task
     simulator = config.simulator
@@ -132,9 +132,10 @@ def compare_start(config: TrainConfig, learner: Learner, validation: Validation)
 
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:
-    """Check the first evaluation: raise BadInput if the policy that acts first had no success.
+    """Check the first evaluation: raise BadInput if the policy that training starts from had no success.
 
-    Logs a warning if the student nearly always succeeds already.
+    That is the teacher, or without a warmup and transition the student. Logs a warning if the student nearly always
+    succeeds already.
     """
     first_phase = phase_at(0, config.phases)
     student = validation.student if validation.student_sampled is None else validation.student_sampled

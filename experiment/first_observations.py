@@ -23,9 +23,10 @@ class FirstObservations(NamedTuple):
 
 
 def first_observations(pool: Pool, task: TaskConfig) -> FirstObservations:
-    """Reset a simulator to the first task, several times. Raises BadInput if it fails the first time.
+    """Reset a simulator to the first task, several times.
 
-    A start that the simulator cannot make, or that looks like the first one, is left out of `from_other_starts`.
+    Raises BadInput if the first reset fails, or if none of 100 placements can be used. Another start in which the
+    simulator fails, or that looks like the first one, is left out of `from_other_starts`.
     """
     first = _first_observation(pool, task)
     states = task.train_init_states

@@ -16,7 +16,7 @@ from experiment.checklist import Check, Checks
 from experiment.checkpoints import latest_checkpoint
 from experiment.file_lock import lock_file
 from experiment.run_folder import LOCK_FILE
-from experiment.simulators import SimulatorCount
+from experiment.simulators import SimulatorCount, ranks_here
 from experiment.terminal import is_first_rank
 from vla.adapter_folder import base_and_adapter
 from vla.device import choose_device
@@ -89,9 +89,11 @@ def check_ray() -> Check:
 
 
 def check_main_memory(simulators: SimulatorCount) -> Check:
-    """Show how much main memory this process may still take; warn if its simulators will need more."""
-    text = f"{simulators.free_gib:.1f} GiB are free, simulators need about {simulators.needed_gib:.1f} GiB"
-    if simulators.free_gib < simulators.needed_gib:
+    """Show how much main memory is free; warn if the simulators of all ranks on this machine will need more."""
+    needed_gib = simulators.needed_gib * ranks_here()
+    owner = f" of {ranks_here()} ranks" if ranks_here() > 1 else ""
+    text = f"{simulators.free_gib:.1f} GiB are free, simulators{owner} need about {needed_gib:.1f} GiB"
+    if simulators.free_gib < needed_gib:
         return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
     return Check("ok", text)
 

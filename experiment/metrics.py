@@ -39,8 +39,6 @@ def rollout_metrics(
         "rollout/errors": rollout.errors,
         "rollout/time_s": rollout.wall_s,
         "schedule/phase": list(Phase).index(phase.phase),
-        "schedule/warmup_progress": phase.warmup_progress,
-        "schedule/transition_progress": phase.transition_progress,
     }
     for part, seconds in rollout.times.items():
         metrics[f"time/{part}"] = seconds

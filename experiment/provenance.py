@@ -61,11 +61,13 @@ def git_state() -> GitState:
 
 def package_versions() -> dict[str, str]:
     """Version of Python and of every installed package, by name."""
-    names_and_versions = []
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         metadata = distribution.metadata  # this property reads and parses a file at every access
-        names_and_versions.append((metadata["Name"], metadata["Version"]))
-    return {"python": platform.python_version(), **dict(sorted(names_and_versions))}
+        name = metadata["Name"]
+        if name is not None:  # an interrupted pip may leave an empty folder
+            versions.setdefault(name, metadata["Version"])  # of several, Python imports the first
+    return {"python": platform.python_version(), **dict(sorted(versions.items()))}
 
 
 def describe_machine() -> Machine:

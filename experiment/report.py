@@ -174,8 +174,9 @@ def update_report(folder: Path) -> None:
 
 
 def _results(run: StoredRun) -> list[str]:
-    """The verdict, and the change of the student, sampled and greedy."""
-    return [judge(run).sentence, *map(str, changes(run)[:2])]
+    """The verdict, and the change of the student over all tasks: sampled if that was played, and greedy."""
+    students = (ACTORS[SAMPLED], ACTORS[GREEDY])
+    return [judge(run).sentence, *(str(change) for change in changes(run) if change.label in students)]
 
 
 def conclude(folder: Path) -> None:

@@ -23,6 +23,7 @@ EQUAL_IN_COMPARISONS = (
     "temperature",
     "assets",
     "bddl_sha256",
+    "init_states_sha256",
     "mode",
     "prompt",
     "init_states",
@@ -68,13 +69,14 @@ class Settings(TypedDict):
     temperature: float | None  # None where the policy does not sample
     seed: int
     assets: str
-    bddl_sha256: str | None
+    bddl_sha256: str | None  # of --bddl-file
     device: str
     frozen_weights: str
     prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
     # Only with --init-states fresh: an init_state_id is then the seed of a state.
     init_states: NotRequired[Literal["fresh"]]
-    # Older files lack the next two.
+    # Older files lack the next three.
+    init_states_sha256: NotRequired[str | None]  # of the file of stored states that belongs to --bddl-file
     max_env_steps: NotRequired[int | None]  # of --max-env-steps; None: the suite's step limit
     unnorm_key: NotRequired[str | None]  # of --unnorm-key, which chooses the scale of the actions
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from envs.perturb import NONE
+from envs.perturb import NONE, from_label
 from experiment.results import Results
 from experiment.statistics import count_successes
 
@@ -54,8 +54,10 @@ def _draw_policy(panel: Axes, results: Results, labels: Sequence[str], name: str
 
 
 def _kind(label: str) -> str:
-    return label.partition("-")[0]
+    perturbation = from_label(label, seed=0)
+    return NONE if perturbation is None else perturbation.kind
 
 
 def _magnitude(label: str) -> int:
-    return 0 if label == NONE else int(label.rpartition("-")[2])
+    perturbation = from_label(label, seed=0)
+    return 0 if perturbation is None else perturbation.magnitude

@@ -27,7 +27,7 @@ from experiment.run_folder import Run, reopen_run, start_run
 from rl.phases import TeacherChoice, choose_teacher
 from rl.ranks import Ranks
 from rl.update import Learner
-from vla.adapter_folder import base_and_adapter
+from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import same_actions
 from vla.device import choose_device, is_large
@@ -148,9 +148,9 @@ def load_teacher(
         except BadInput as problem:
             raise BadInput(f"--teacher {checkpoint}: {problem}") from None
     with policy.teacher() as teacher:
-        has_l1_head = teacher.action_head is not None and adapter is None  # an adapter was trained on tokens
+        can_act_by_l1 = has_usable_l1_head(checkpoint, teacher.action_head)
         same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
-    return choose_teacher(phases, str(model.checkpoint), kl_coef, has_l1_head, same_tokens)
+    return choose_teacher(phases, str(model.checkpoint), kl_coef, can_act_by_l1, same_tokens)
 
 
 def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
@@ -224,10 +224,10 @@ def open_run(setup: Setup, resume: str | None, argv: Sequence[str]) -> Run:
     state = setup.state
     learner = setup.learner
     if resume is not None:
-        return reopen_run(
-            Path(resume), setup.config, argv, state.metrics_bytes, state.wandb_id, learner.ranks
-        )
-    run = start_run(setup.config, argv, learner.ranks, commit_of(learner.policy.info.weights_folder))
+        run = reopen_run(Path(resume), setup.config, argv, state.metrics_bytes, state.wandb_id, learner.ranks)
+    else:
+        run = start_run(setup.config, argv, learner.ranks, commit_of(learner.policy.info.weights_folder))
+    # A run that wandb did not record so far may have got its id only now.
     state.wandb_id = run.wandb.id
     return run
 

@@ -92,17 +92,17 @@ def _time_episode(pool: Pool, task: TaskConfig, physics: Physics) -> tuple[float
     """Seconds of a reset, and of an env step of the following chunks, in which the robot stands still."""
     task_id = task.task_ids[0]
     actions = np.zeros((TIMED_ACTIONS, make_env(pool.spec, task_id).action_dim))
-    started = time.perf_counter()
+    reset_started = time.perf_counter()
     pool.reset(0, task_id, Start(first_init_state(task), physics=physics))
     ((_, result),) = pool.ready()
-    begun = time.perf_counter()
+    reset_ended = time.perf_counter()
     for _ in range(CHUNKS):
         if result.done:
             break
         pool.step(0, actions)
         ((_, result),) = pool.ready()
-    ended = time.perf_counter()
-    return begun - started, (ended - begun) / max(1, result.env_steps)
+    chunks_ended = time.perf_counter()
+    return reset_ended - reset_started, (chunks_ended - reset_ended) / max(1, result.env_steps)
 
 
 def time_decision(

@@ -26,7 +26,10 @@ class StartTimes:
         self._part = part
 
     def end(self) -> float:
-        """End the part under way. Returns its seconds; 0 without one: the next part gets them."""
+        """End the part under way. Returns its seconds.
+
+        If no part is under way it returns 0, and the time since the last part counts for the next one.
+        """
         if self._part is None:
             return 0.0
         seconds = time.perf_counter() - self._begun_at

@@ -28,7 +28,8 @@ REPAIRABLE_ERRORS = DISK_ERRORS | {errno.EIO, errno.ESTALE, errno.EACCES, errno.
 def interruptible() -> Iterator[None]:
     """Within this block the first stop signal raises KeyboardInterrupt. A second SIGINT or SIGTERM kills the program.
 
-    Further ones of the others do nothing, for nobody lost patience: a closed terminal may send SIGHUP twice.
+    A second SIGHUP, SIGUSR1 or SIGXCPU is ignored: a closed terminal may send SIGHUP twice, which does not mean that
+    the user wants to kill the program.
     """
 
     def interrupt(signal_number: int, frame: object) -> None:

@@ -1,7 +1,7 @@
 """Read a run, finished or not, from its folder: its evaluations, its change of success, and its training time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
 
@@ -43,11 +43,11 @@ class StoredRun:
 
     @property
     def best_evaluation(self) -> MetricsRow:
-        """The evaluation with the highest lower bound of the greedy student's success; the first one of equals.
+        """The evaluation with the highest success rate of the greedy student; the first one of equals.
 
         `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
         """
-        return max(self.evaluations, key=lambda row: self.successes_in(row, GREEDY).interval)
+        return max(self.evaluations, key=lambda row: row[GREEDY])
 
     def successes_in(self, row: MetricsRow, metric: str) -> Successes:
         """The successes of an actor in an evaluation. Raises BadInput."""
@@ -74,11 +74,17 @@ class StoredRun:
 
 
 @dataclass
+class _SimulatorSettings:
+    bddl_file: str | None = None
+
+
+@dataclass
 class _Settings:
     """The settings of a run that are read again."""
 
     phases: PhaseConfig
     task: TaskConfig
+    simulator: _SimulatorSettings = field(default_factory=_SimulatorSettings)
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -132,8 +138,16 @@ def read_training(checkpoint: Path) -> Training | None:
     }
 
 
-def was_trained_on(training: Training, task_suite: str, task_id: int, init_state_id: int) -> bool:
-    """Whether training used this initial state of the benchmark. `fresh` initial states are not the benchmark's."""
+def was_trained_on(
+    training: Training, task_suite: str, task_id: int, init_state_id: int, bddl_file: str | None = None
+) -> bool:
+    """Whether training used this numbered initial state of the task. `fresh` initial states have no numbers.
+
+    bddl_file: the user's own task, which has the ids of the suite's first task; None: the suite's task itself.
+    """
+    bddl_file_of_run = cast("str | None", training["config"].get("simulator", {}).get("bddl_file"))
+    if not _is_same_file(bddl_file_of_run, bddl_file):
+        return False
     task = training["config"]["task"]
     states = task["train_init_states"]  # "fresh", or [first, one past last]
     if not isinstance(states, list):
@@ -141,6 +155,13 @@ def was_trained_on(training: Training, task_suite: str, task_id: int, init_state
     first, end = states
     is_same_task = task_suite == task["task_suite"] and task_id in cast(list[int], task["task_ids"])
     return is_same_task and first <= init_state_id < end
+
+
+def _is_same_file(one: str | None, other: str | None) -> bool:
+    """Whether two settings name the same file, or both none."""
+    if one is None or other is None:
+        return one == other
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def _num_gpus(description: RunDescription) -> int:

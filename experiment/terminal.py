@@ -91,7 +91,11 @@ class Activity:
         return ", ".join(parts)
 
     def due_line(self) -> str | None:
-        """The line to print now: one for each PERIOD_S seconds, which all activities share, else None."""
+        """The line to print now, or None.
+
+        Lines are printed when the clock passes a multiple of PERIOD_S, so that short activities in a row do not each
+        print one.
+        """
         now = time.monotonic()
         is_same_period = now // PERIOD_S == self.asked_at // PERIOD_S
         self.asked_at = now

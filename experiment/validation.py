@@ -1,8 +1,7 @@
-"""Play evaluations: episodes of an evaluation, and teacher and student on a run's held-out initial states."""
+"""How evaluations are played, and the evaluation of teacher and student on a run's held-out initial states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,55 +13,33 @@ from experiment.terminal import show_progress
 from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
 from rl.randomness import Randomness
-from rl.ranks import ALONE, Ranks
-from rl.rollout import Rollout, play_episodes
-from rl.trajectory import Episode, Trajectory
+from rl.rollout import play_episodes
+from rl.trajectory import Trajectory
 from rl.update import Learner
 
 if TYPE_CHECKING:
     from envs.pool import Pool
-    from vla.policy import Mode, Policy
+    from vla.policy import Mode
 
 
-def play_evaluation(
-    policy: Policy,
-    pool: Pool,
-    episodes: Sequence[Episode],
-    mode: Mode,
-    temperature: float = 1.0,
-    seed: int = 0,
-    *,
-    by_teacher: bool = False,
-    ranks: Ranks = ALONE,
-    max_batch: int | None = None,
-    film: Callable[[Episode], bool] = lambda episode: False,
-    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
-) -> Rollout:
-    """Play the given episodes for an evaluation, with the code of training rollouts, divided among the ranks.
-
-    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `film` and `on_finished` are those of
-    `rl.rollout.play_episodes`. The random stream depends only on the seed and the episode: every evaluation of a run
-    draws the same numbers, so a difference between two evaluations comes from the policy.
-    """
+def evaluation_behaviour(mode: Mode, temperature: float = 1.0, by_teacher: bool = False) -> Behaviour:
+    """How a policy decides in an evaluation. With mode "l1" the teacher acts, whatever `by_teacher` is."""
     teacher_acts = by_teacher or mode == "l1"
-    behaviour = Behaviour(
+    return Behaviour(
         epsilon=1.0 if teacher_acts else 0.0,
         temperature=temperature,
         teacher_mode="l1" if mode == "l1" else "greedy",
         student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
     )
-    return play_episodes(
-        policy,
-        pool,
-        episodes,
-        behaviour=behaviour,
-        randomness=Randomness(seed, "evaluation"),
-        max_batch=max_batch,
-        ranks=ranks,
-        film=film,
-        on_finished=on_finished,
-    )
+
+
+def evaluation_randomness(seed: int) -> Randomness:
+    """The random stream of evaluations, which depends only on the seed and the episode.
+
+    Every evaluation of a run draws the same numbers, so a difference between two evaluations comes from the policy.
+    """
+    return Randomness(seed, "evaluation")
 
 
 @dataclass(frozen=True)
@@ -146,14 +123,12 @@ def _play(actor: Actor, learner: Learner, pool: Pool, config: TrainConfig) -> li
     name = f"evaluation of the {actor.replace('_', ', ')}"
     num_of_rank = len(episodes[ranks.rank :: ranks.size])
     with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
-        rollout = play_evaluation(
+        rollout = play_episodes(
             learner.policy,
             pool,
             episodes,
-            modes[actor],
-            config.rollout.temperature,
-            config.run.seed,
-            by_teacher=actor == "teacher",
+            evaluation_behaviour(modes[actor], config.rollout.temperature, by_teacher=actor == "teacher"),
+            evaluation_randomness(config.run.seed),
             ranks=ranks,
             max_batch=config.model.max_batch,
             film=lambda episode: not is_sampled and episode.index == 0,

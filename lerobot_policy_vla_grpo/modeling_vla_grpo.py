@@ -8,6 +8,7 @@ from torch import Tensor
 
 from contracts import BadInput, Observation
 from lerobot_policy_vla_grpo.configuration_vla_grpo import IMAGES, VlaGrpoConfig
+from vla.adapter_folder import has_usable_l1_head
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
@@ -19,12 +20,15 @@ class VlaGrpoPolicy(PreTrainedPolicy):
     name = "vla_grpo"
 
     def __init__(self, config: VlaGrpoConfig, **_: object):
+        """Load the checkpoint. Raises BadInput, and ValueError for images that the policy cannot read."""
         super().__init__(config)
         config.validate_features()
         if not config.checkpoint:
             raise BadInput(
                 "--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter"
             )
+        if config.mode not in ("greedy", "l1"):
+            raise BadInput(f"--policy.mode={config.mode}: there are greedy and l1")
         options = LoadOptions(
             task_suite=config.task_suite,
             unnorm_key=config.unnorm_key,
@@ -32,6 +36,10 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             frozen_weights=config.frozen_weights,
         )
         self.policy = Policy.load(config.checkpoint, options)
+        if config.mode == "l1" and not has_usable_l1_head(config.checkpoint, self.policy.action_head):
+            raise BadInput(
+                f"--policy.mode=l1: {config.checkpoint} has no L1 action head; use --policy.mode=greedy"
+            )
         config.validate_features(self.policy.num_images)
         self.reset()
 

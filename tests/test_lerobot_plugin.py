@@ -111,6 +111,21 @@ def test_a_camera_that_the_policy_reads_must_be_there_in_its_size(config, camera
         config.validate_features(2)
 
 
+@pytest.mark.parametrize(
+    ("mode", "as_adapter", "problem"),
+    [("sample", False, "greedy and l1"), ("l1", True, r"no L1 action head.*--policy\.mode=greedy")],
+)
+def test_a_mode_that_there_is_not_is_refused_before_the_first_action(
+    config, small, tmp_path, mode, as_adapter, problem
+):
+    config.mode = mode
+    if as_adapter:  # its base has a head, beside which it was not trained
+        Policy.load(str(small), LoadOptions(task_suite="libero_spatial", device="cpu")).save_adapter(tmp_path)
+        config.checkpoint = str(tmp_path)
+    with pytest.raises(BadInput, match=problem):
+        make_policy(config, env_cfg=LiberoEnv(task="libero_spatial", **SIZE))
+
+
 def test_a_missing_checkpoint_is_refused(config):
     config.input_features = {}
     config.checkpoint = ""

@@ -8,7 +8,7 @@ from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
 
-TRANSITION = PhaseState(Phase.TRANSITION, 0.25, warmup_progress=1.0, transition_progress=0.75)
+TRANSITION = PhaseState(Phase.TRANSITION, 0.25)
 
 
 @pytest.fixture
@@ -38,8 +38,6 @@ def test_rollout_metrics(rollout):
         "rollout/errors": 2,
         "rollout/time_s": 7.25,
         "schedule/phase": 1,
-        "schedule/warmup_progress": 1.0,
-        "schedule/transition_progress": 0.75,
         "time/sim": 3.0,
         "time/render": 2.0,
         "time/infer": 1.0,

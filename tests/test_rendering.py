@@ -9,7 +9,14 @@ import pytest
 
 from contracts import BadInput
 from envs import rendering
-from envs.rendering import check_versions, choose_backend, choose_egl_device, prepare_imports, render_device
+from envs.rendering import (
+    check_versions,
+    choose_backend,
+    choose_egl_device,
+    prepare_imports,
+    render_device,
+    write_libero_config,
+)
 from envs.tasks import cache_dir
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -197,6 +204,14 @@ def run(program, folders, **variables):
         preexec_fn=lambda: os.close(0),  # not an empty stdin: none at all
     )
     return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_liberos_configuration_is_written_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    path = write_libero_config() / "config.yaml"
+    written = path.stat()
+    assert write_libero_config() == path.parent
+    assert path.stat() == written
 
 
 def test_nothing_is_asked_printed_or_written_outside_the_cache(folders):

@@ -14,8 +14,8 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from experiment.charts import SIZE, Axis
-from experiment.report import PANELS, make_cards, write_report
+from experiment.charts import SIZE, Axis, short
+from experiment.report import PANELS, conclude, make_cards, write_report
 from experiment.run_files import CONFIG_FILE
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, read_run
@@ -69,6 +69,18 @@ def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page)
     assert {"../config.json", "../metrics.jsonl", "../evaluations/step_300.json"} <= set(links)
     assert all((folder / "report" / link).is_file() for link in links)
     assert "http" not in page
+
+
+def test_at_the_end_a_run_logs_its_students_changes_over_all_tasks_and_no_others(tmp_path, caplog):
+    caplog.set_level("INFO")
+    rows = [{key: value for key, value in row.items() if "sampled" not in key} for row in ROWS]
+    folder = store(
+        tmp_path, rows
+    )  # as with --eval-trials 0, its default; the teacher is not its first student
+    store_outcomes(folder, 0, student=[False, False])
+    store_outcomes(folder, 300, student=[True, True])
+    conclude(folder)
+    assert [line.split(":")[0] for line in caplog.messages[1:-1]] == ["student, greedy"]
 
 
 def test_a_video_says_how_its_episode_ended(page):
@@ -130,6 +142,14 @@ def test_every_card_shows_the_recorded_numbers_against_env_steps():
 def test_ticks_have_labels_that_differ(low, high):
     labels = [tick.label for tick in Axis(low, high).ticks()]
     assert 3 <= len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0214, "0.0214"), (999.4, "999"), (999.7, "1k"), (1500, "1.5k"), (-999_700, "-1M"), (2.5e6, "2.5M")],
+)
+def test_the_unit_of_a_number_is_that_of_the_rounded_number(value, text):
+    assert short(value) == text
 
 
 def test_a_panel_of_which_nothing_was_recorded_has_no_card():

@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
+import eval as eval_program
 from configs.eval_config import EvalConfig
-from configs.sections import ModelConfig
+from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
-from envs.tasks import TaskInfo
-from eval import play_and_save
-from experiment.eval_episodes import choose_mode, episode_of
+from envs.tasks import TaskInfo, suite_task
+from experiment.eval_episodes import choose_mode, episode_of, settings_of
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations
+from experiment.start_times import StartTimes
 from experiment.statistics import Successes
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
-from tests.small_checkpoint import load_policy
+from tests.small_checkpoint import load_policy, make_small_checkpoint
 
 SETTINGS = {
     "checkpoint": "runs/R/checkpoints/best",
@@ -120,6 +121,20 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
         mode_of(tmp_path, "l1")
 
 
+def test_other_stored_states_of_ones_own_task_are_other_settings(small, tmp_path):
+    bddl_file = tmp_path / "own.bddl"
+    bddl_file.write_text(suite_task("libero_goal", 7).bddl.read_text())
+    model = ModelConfig(checkpoint=str(small))
+    config = EvalConfig(model, SimulatorConfig(assets="lowpoly", bddl_file=str(bddl_file)))
+    policy = load_policy(small)
+    hashes = [settings_of(config, policy)["init_states_sha256"]]
+    for content in (b"some states", b"others"):
+        (tmp_path / "own.pruned_init").write_bytes(content)
+        hashes.append(settings_of(config, policy)["init_states_sha256"])
+    assert hashes[0] is None
+    assert len(set(hashes)) == 3
+
+
 # the results file
 
 
@@ -194,11 +209,27 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
     results = Results(tmp_path / "results.json", SETTINGS)
     pool = InterruptedPool(lambda *_: Script(CHUNK_LENGTH))
     with pytest.raises(KeyboardInterrupt):
-        play_and_save(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
+        eval_program.play_and_save(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
     assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == set(PLAN.keys[:3])
 
 
 # comparisons
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({"mode": "l1"}, "no L1 action head"), ({"mode": "greedy"}, r"r-before\.json holds an evaluation")],
+)
+def test_what_is_wrong_with_the_other_checkpoint_is_found_before_the_first_one_plays(
+    monkeypatch, small, tmp_path, settings, problem
+):
+    monkeypatch.setattr(eval_program, "play", lambda *_: pytest.fail("it plays"))
+    other = make_small_checkpoint(tmp_path / "without_head")
+    saved(results_with("1", tmp_path / "r-before.json"))
+    model = ModelConfig(checkpoint=str(small), device="cpu")
+    config = EvalConfig(model, SimulatorConfig(assets="lowpoly"), compare_with=str(other), **settings)
+    with pytest.raises(BadInput, match=problem):
+        eval_program.play_all(config, PLAN, tmp_path / "r.json", StartTimes())
 
 
 def test_comparison_pairs_equal_episodes_only(results, tmp_path):
@@ -216,6 +247,7 @@ def test_comparison_pairs_equal_episodes_only(results, tmp_path):
         {"mode": "sample", "temperature": 1.0},
         {"assets": "official"},
         {"bddl_sha256": "1"},
+        {"init_states_sha256": "1"},
         {"mode": "sample"},
         {"prompt": "leaked"},
         {"init_states": "fresh"},

@@ -18,6 +18,7 @@ from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.machine_checks import check_output
+from experiment.provenance import package_versions
 from experiment.run_files import METRICS_FILE, read_description, read_metrics
 from experiment.run_folder import Run, reopen_run, start_run
 
@@ -85,6 +86,12 @@ def test_configuration_and_provenance_are_complete(run):
     assert stored["git"].get("commit", "") == commit  # both are empty outside a git checkout
     assert stored["versions"]["torch"] == version("torch")
     assert {"transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(stored["versions"])
+
+
+def test_what_an_interrupted_installation_leaves_is_not_recorded(monkeypatch, tmp_path):
+    (tmp_path / "half-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert package_versions()["torch"] == version("torch")
 
 
 def test_folders_that_cannot_be_written_are_refused(tmp_path):

@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import experiment.setup
 from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
 from envs.assets import installed_official
+from experiment.checkpoints import TrainerState
 from experiment.setup import (
     choose_looks,
     find_tasks,
@@ -120,6 +123,22 @@ def test_a_task_needs_all_initial_states_that_are_configured():
     ):
         with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states"):
             tasks_of(**too_many)
+
+
+# the run folder
+
+
+@pytest.mark.parametrize("resume", [None, "runs/trial"])
+def test_the_id_of_the_wandb_run_is_remembered_by_a_resumed_run_too(monkeypatch, resume):
+    run = SimpleNamespace(wandb=SimpleNamespace(id="new"))
+    monkeypatch.setattr(experiment.setup, "start_run", lambda *_: run)
+    monkeypatch.setattr(experiment.setup, "reopen_run", lambda *_: run)
+    monkeypatch.setattr(experiment.setup, "commit_of", lambda *_: None)
+    policy = SimpleNamespace(info=SimpleNamespace(weights_folder=None))
+    learner = SimpleNamespace(policy=policy, ranks=None)
+    setup = SimpleNamespace(state=TrainerState(), learner=learner, config=None)
+    experiment.setup.open_run(setup, resume, [])
+    assert setup.state.wandb_id == "new"
 
 
 # weights

@@ -73,6 +73,20 @@ def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
     assert was_trained_on(training, task_suite, task_id, init_state_id) is trained
 
 
+@pytest.mark.parametrize(
+    ("of_run", "of_evaluation", "trained"),
+    [("own.bddl", "own.bddl", True), ("own.bddl", "./own.bddl", True), ("own.bddl", "other.bddl", False),
+     ("own.bddl", None, False), (None, "own.bddl", False)],
+)  # fmt: skip
+def test_an_own_task_is_not_the_task_of_the_suite_that_has_its_number(
+    tmp_path, of_run, of_evaluation, trained
+):
+    states = {"task__task_ids": [0], "task__train_init_states": [0, 40]}
+    folder = store(tmp_path, ROWS, simulator__bddl_file=of_run, **states)
+    training = read_training(folder / "checkpoints" / "step_300")
+    assert was_trained_on(training, "libero_spatial", 0, 3, of_evaluation) is trained
+
+
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     rows = [evaluation(step, 9, greedy, 5) for step, greedy in ((0, 5), (100, 8), (200, 8), (300, 6))]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100

@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import stat
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from contracts import BadInput
-from envs import tasks
+from envs import data_packages, tasks
+from envs.data_packages import LIBERO_PRO, packaged_file
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import task_info
-from envs.rendering import prepare_imports
+from envs.rendering import prepare_imports, write_libero_config
 from envs.tasks import (
     MAX_ENV_STEPS,
     cache_dir,
@@ -112,6 +114,30 @@ def temporary_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(tasks.tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
+
+
+def no_temporary_folder() -> str:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+
+def test_where_nothing_else_can_be_written_the_named_folder_is_enough(monkeypatch, temporary_folder):
+    monkeypatch.setattr(tasks.tempfile, "gettempdir", no_temporary_folder)
+    with pytest.raises(BadInput, match=r"cannot be written .*VLA_GRPO_CACHE"):
+        cache_dir()
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(temporary_folder / "cache"))
+    assert cache_dir() == temporary_folder / "cache"
+
+
+@pytest.mark.parametrize(
+    ("part", "write"),
+    [("libero", write_libero_config), ("benchmarks", lambda: packaged_file(LIBERO_PRO, "a/file"))],
+)
+def test_a_cache_that_cannot_be_written_is_one_line_with_its_name(monkeypatch, tmp_path, part, write):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(data_packages, "_opened", lambda _: SimpleNamespace(read=lambda _: b""))
+    (tmp_path / part).touch()  # no folder can be made in its place, whoever asks
+    with pytest.raises(BadInput, match=rf"{tmp_path}.* cannot be written .*VLA_GRPO_CACHE"):
+        write()
 
 
 def test_unusable_home_leads_to_a_private_temporary_folder_that_is_not_someone_elses(
