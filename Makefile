@@ -4,7 +4,7 @@ export PYTHON ASSETS TORCH LOCKED
 .PHONY: demo test lint venv system
 
 demo: .venv/complete system  ## improve the small policy by PPO, on a CPU; FLAGS="..." adds flags
-	.venv/bin/python train_grpo.py --preset tiny $(FLAGS)
+	.venv/bin/python train_grpo.py --preset tiny --device cpu $(FLAGS)
 
 test: .venv/development system lint  ## everything that CI runs
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

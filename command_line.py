@@ -96,7 +96,7 @@ def _annotations(kind: type) -> dict[str, Any]:
 
 
 def _plain_words(argv: Sequence[str], annotations: dict[str, Any]) -> list[str]:
-    """A command line as tyro reads it: switches without values, lists of numbers without commas."""
+    """A command line as tyro reads it: switches without values, lists without commas."""
     words: list[str] = []
     flag = ""  # to which a word without one belongs
     for word in argv:
@@ -105,12 +105,13 @@ def _plain_words(argv: Sequence[str], annotations: dict[str, Any]) -> list[str]:
             flag = name.replace("_", "-")
         text = value if equals else word
         is_switch = annotations.get(flag) is bool
-        is_list = "tuple" in str(annotations.get(flag, tuple))
+        is_list = "tuple" in str(annotations.get(flag))
+        is_list_of_integers = re.fullmatch(r"-?\d+(,-?\d+)+", text) and flag not in annotations  # a synonym's
         if is_switch and text.lower() in ("true", "false"):
             if not equals:  # `--curriculum true`: the last word was the switch
                 words.pop()
             words.append(flag if text.lower() == "true" else f"--no-{flag.removeprefix('--')}")
-        elif re.fullmatch(r"-?\d+(,-?\d+)+", text) and is_list:
+        elif (is_list and re.fullmatch(r"[^,\s]+(,[^,\s]+)+", text)) or is_list_of_integers:
             words += [name, *text.split(",")] if equals else text.split(",")
         else:
             words.append(word)

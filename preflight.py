@@ -117,6 +117,10 @@ def try_out(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> 
     checks.times.begin("first frame")
     observations = first_observations(pool, config.task)
     checks.run("first frame", check_first_frame, observations.first.images)
+    if config.loss.advantage == "gae" and observations.first.state is None:
+        raise BadInput(
+            "--advantage gae needs Observation.state, which this simulator does not give: use batch"
+        )
     pool.start_building(config.task.task_ids)
     check_policy(checks, config, policy, observations)
     checks.times.begin("other simulators")

@@ -2,7 +2,7 @@
 """Improve a vision-language-action policy on LIBERO tasks: imitate a frozen teacher, hand over, then train by PPO.
 
     python train_grpo.py --task-id 0              # OpenVLA-OFT 7B on libero_spatial task 0, one 24 GB GPU
-    python train_grpo.py --preset tiny            # a small policy on a CPU
+    python train_grpo.py --preset tiny            # a small policy, which needs no GPU
     python train_grpo.py --resume runs/RUN        # go on after a stop or a crash
 
 `train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
@@ -16,7 +16,7 @@ log-probabilities at the same temperature. A decision is one pass through the ne
 Phases. The phase depends only on the number of env steps played, never on the success rate. A run stops after the
 warmup if the student succeeds far less often than the teacher.
   warmup      the student learns the teacher's tokens by cross-entropy. The teacher acts; or, with --warmup-actor
-              student and with an L1 head as teacher, the student acts and learns what the teacher would have chosen
+              student (the default beside an L1 head), the student acts and learns what the teacher would have chosen
   transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0, otherwise the student
               makes it; the student learns by PPO
   rl          the student acts and learns by PPO
@@ -39,6 +39,7 @@ instead, up to twice --n-steps env steps in all.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -49,6 +50,7 @@ from typing import TYPE_CHECKING
 from command_line import main_guard
 from configs.cli import Command, parse_train
 from configs.config import TrainConfig
+from contracts import BadInput
 from envs.tasks import keep_compiled_code
 from experiment.metrics import (
     advantage_metrics,
@@ -99,6 +101,10 @@ def run_training(config: TrainConfig) -> Path:
 
     Raises BadInput for settings that cannot work, and TimeIsUp after --max-hours.
     """
+    if config.run.data_parallel and "WORLD_SIZE" not in os.environ:
+        raise BadInput(
+            "run_training trains in this process alone: start several ranks by torchrun or the command line"
+        )
     keep_compiled_code()
     from preflight import set_up
 
@@ -143,8 +149,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
-        # held-out initial states. Training never learns from these episodes, nor goes back to the best checkpoint.
+        # 2. At the start, after the warmup and every --eval-interval env steps: evaluate the student, at the start also
+        # the teacher, on held-out initial states. Training never learns from these episodes, nor goes back to the best
+        # checkpoint.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 

@@ -233,10 +233,10 @@ class EvaluationConfig:
     """Sampled episodes per task and held-out initial state (0: none). In addition one greedy episode is played, because
     more of them would be equal."""
     allow_zero_baseline: Annotated[bool, CHANGEABLE] = False
-    """Train even if the policy that acts first had no success in the first evaluation."""
+    """Train even if the teacher, or without a warmup the student, had no success in the first evaluation."""
     best_by: Literal["evaluation", "return"] = "evaluation"
-    """What the checkpoint `best` maximises. evaluation: the lower bound of the greedy student's success rate in
-    evaluations; return: the moving average of the return in training."""
+    """What the checkpoint `best` maximises. evaluation: the greedy student's success rate in evaluations;
+    return: the moving average of the return in training."""
 
 
 @dataclass(frozen=True)

@@ -57,33 +57,47 @@ def decide(
     teacher_decides = [_teacher_decides(generator, behaviour.epsilon) for generator in generators]
     teacher_rows = [row for row, by_teacher in enumerate(teacher_decides) if by_teacher]
     student_rows = [row for row, by_teacher in enumerate(teacher_decides) if not by_teacher]
-    decisions: dict[int, Decision] = {}  # by row of `observations`
-    actions: dict[int, np.ndarray] = {}
-
+    decided: dict[int, tuple[Decision, np.ndarray]] = {}  # by row of `observations`
     if teacher_rows:
-        acted = policy.act_as_teacher([observations[row] for row in teacher_rows], behaviour.teacher_mode)
-        for i, row in enumerate(teacher_rows):
-            decisions[row] = Decision(observations[row], acted.tokens[i], by_teacher=True)
-            actions[row] = acted.actions[i]
-        if behaviour.record_student_logprobs:
-            record_student_logprobs(policy, [decisions[row] for row in teacher_rows], behaviour.temperature)
-
+        by_teacher = _let_teacher_decide(policy, [observations[row] for row in teacher_rows], behaviour)
+        decided |= zip(teacher_rows, by_teacher, strict=True)
     if student_rows:
-        acted = policy.act(
-            [observations[row] for row in student_rows],
-            behaviour.student_mode,
-            behaviour.temperature,
-            [generators[row] for row in student_rows],
+        students_generators = [generators[row] for row in student_rows]
+        by_student = _let_student_decide(
+            policy, [observations[row] for row in student_rows], students_generators, behaviour
         )
-        for i, row in enumerate(student_rows):
-            logprobs = acted.logprobs[i]
-            decisions[row] = Decision(
-                observations[row], acted.tokens[i], by_teacher=False, student_logprobs=logprobs
-            )
-            actions[row] = acted.actions[i]
+        decided |= zip(student_rows, by_student, strict=True)
+    in_order = [decided[row] for row in range(len(observations))]
+    return [decision for decision, _ in in_order], np.stack([actions for _, actions in in_order])
 
-    rows = range(len(observations))
-    return [decisions[row] for row in rows], np.stack([actions[row] for row in rows])
+
+def _let_teacher_decide(
+    policy: Policy, observations: Sequence[Observation], behaviour: Behaviour
+) -> list[tuple[Decision, np.ndarray]]:
+    """The teacher's decision for each observation, and its actions (chunk, action_dim)."""
+    acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
+    decisions = [
+        Decision(observation, tokens, by_teacher=True)
+        for observation, tokens in zip(observations, acted.tokens, strict=True)
+    ]
+    if behaviour.record_student_logprobs:
+        record_student_logprobs(policy, decisions, behaviour.temperature)
+    return list(zip(decisions, acted.actions, strict=True))
+
+
+def _let_student_decide(
+    policy: Policy,
+    observations: Sequence[Observation],
+    generators: Sequence[torch.Generator],
+    behaviour: Behaviour,
+) -> list[tuple[Decision, np.ndarray]]:
+    """The student's decision for each observation, and its actions (chunk, action_dim)."""
+    acted = policy.act(observations, behaviour.student_mode, behaviour.temperature, generators)
+    decisions = [
+        Decision(observation, tokens, by_teacher=False, student_logprobs=logprobs)
+        for observation, tokens, logprobs in zip(observations, acted.tokens, acted.logprobs, strict=True)
+    ]
+    return list(zip(decisions, acted.actions, strict=True))
 
 
 def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:

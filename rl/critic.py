@@ -69,7 +69,7 @@ def predict_values(
     old_inputs = _inputs(old_states, old_tasks, task_ids, width)
     new_inputs = _inputs(new_states, new_tasks, task_ids, width)
     mean = old_inputs.mean(0)
-    std = old_inputs.std(0) + 1e-3
+    std = old_inputs.std(0, unbiased=False) + 1e-3
     networks = _fit_ensemble(critic, (old_inputs - mean) / std, seed, update_index)
     with torch.no_grad():
         inputs = (new_inputs - mean) / std

@@ -28,9 +28,10 @@ UNKNOWN = 0.5
 class TrainingEpisodes:
     """The endless episodes of one update: groups of `group_size` with one task, initial state and perturbation each.
 
-    They depend on the fields alone, and every iteration begins with the first episode. With --train-init-states A:B the
-    groups of a task go through the benchmark's initial states in shuffled order, which is shuffled again when all were
-    used; updates continue where the last one stopped. With `fresh` every group has a newly sampled initial state.
+    They depend on the fields alone, and every iteration begins with the first episode. With --train-init-states FIRST
+    END the groups of a task go through the benchmark's initial states in shuffled order, which is shuffled again when
+    all were used; updates continue where the last one stopped. With `fresh` every group has a newly sampled initial
+    state.
     """
 
     config: TrainConfig

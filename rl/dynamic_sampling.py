@@ -60,6 +60,17 @@ def training_rollout(
     if phase.distils or not config.rollout.dynamic_sampling:
         rollout = play(0, n_steps)
         return rollout, rollout.trajectories
+    return play_until_enough_is_kept(play, n_steps, config.rollout.group_success_bounds)
+
+
+def play_until_enough_is_kept(
+    play: Callable[[int, int], Rollout], n_steps: int, bounds: tuple[float, float]
+) -> tuple[Rollout, list[Trajectory]]:
+    """Play until the groups with a success rate within `bounds` hold `n_steps` env steps, or twice as many were played.
+
+    play(first_group, n_steps) plays about `n_steps` env steps, from that group on. Returns the whole rollout, and the
+    trajectories that are kept.
+    """
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
@@ -67,7 +78,7 @@ def training_rollout(
     while steps_to_play > 0:
         part = play(next_group, steps_to_play)
         parts.append(part)
-        kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)
+        kept += informative_groups(part.trajectories, bounds)
         next_group = part.trajectories[-1].episode.group + 1
         steps_needed = n_steps - sum(trajectory.env_steps for trajectory in kept)
         steps_allowed = 2 * n_steps - sum(part.env_steps for part in parts)

@@ -62,35 +62,48 @@ def ppo_loss(
     all_logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     entropies = entropy(all_logprobs, executed)  # (B,)
     loss = surrogate  # (B,)
+    statistics = ppo_statistics(surrogate, ratio, counted, entropies, logprobs, micro_batch, config)
     if config.kl_coef > 0:
         assert micro_batch.teacher_logprobs is not None
         teacher_logprobs = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True)
         teacher_kl = exact_kl(all_logprobs, teacher_logprobs, executed)  # (B,)
         loss = loss + config.kl_coef * teacher_kl
+        statistics["train/teacher_kl"] = teacher_kl.detach().sum()
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * entropies
-
-    with torch.no_grad():
-        chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
-        kl = approx_kl(logprobs, old_logprobs, executed)  # (B,)
-        # (B, L) the weight of each ratio in its decision's mean.
-        share = counted / counted.sum(-1, keepdim=True)
-        # Statistics other than the loss are not weighted, and do not depend on the advantage: `rl.update` measures some
-        # over all decisions, also those that are left out. Those without a slash in their name are not yet metrics.
-        is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
-        statistics = {
-            "train/policy_loss": (micro_batch.weights * surrogate).sum(),
-            "train/ratio_mean": (ratio * share).sum(),
-            "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
-            "clip_fraction": (is_outside * share).sum(),
-            "entropy": entropies.sum(),
-            "ratio_error": (chunk_ratio - 1).abs().sum(),
-            "student_kl": kl.masked_fill(micro_batch.by_teacher, 0.0).sum(),
-            "student_decisions": (~micro_batch.by_teacher).sum().float(),
-        }
-        if config.kl_coef > 0:
-            statistics["train/teacher_kl"] = teacher_kl.sum()
     return (micro_batch.weights * loss).sum(), statistics
+
+
+@torch.no_grad()
+def ppo_statistics(
+    surrogate: Tensor,
+    ratio: Tensor,
+    counted: Tensor,
+    entropies: Tensor,
+    logprobs: Tensor,
+    micro_batch: Batch,
+    config: LossConfig,
+) -> Statistics:
+    """What `ppo_loss` reports of a micro-batch, from its surrogate and entropies (B,), ratios and `counted` (B, L).
+
+    Only the loss is weighted. What has no slash in its name does not depend on the advantage. `rl.update` measures it
+    over a sample of all decisions, also of those that the loss leaves out, and makes metrics of it.
+    """
+    executed = micro_batch.executed  # (B, A)
+    chunk_ratio = chunk_logratio(logprobs, micro_batch.student_logprobs, executed).exp()  # (B, 1)
+    kl = approx_kl(logprobs, micro_batch.student_logprobs, executed)  # (B,)
+    share = counted / counted.sum(-1, keepdim=True)  # (B, L) the weight of each ratio in its decision's mean
+    is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
+    return {
+        "train/policy_loss": (micro_batch.weights * surrogate).sum(),
+        "train/ratio_mean": (ratio * share).sum(),
+        "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
+        "clip_fraction": (is_outside * share).sum(),
+        "entropy": entropies.sum(),
+        "ratio_error": (chunk_ratio - 1).abs().sum(),
+        "student_kl": kl.masked_fill(micro_batch.by_teacher, 0.0).sum(),
+        "student_decisions": (~micro_batch.by_teacher).sum().float(),
+    }
 
 
 def clipped_surrogate(

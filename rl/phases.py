@@ -39,13 +39,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class PhaseState:
-    """A phase, the progress within it, and who acts in it."""
+    """A phase, and who acts in it."""
 
     phase: Phase
     # Probability that the teacher makes a decision: 1 in the warmup (0 with --warmup-actor student), 0 in RL.
     epsilon: float
-    warmup_progress: float  # 0..1
-    transition_progress: float  # 0..1
 
     @property
     def distils(self) -> bool:
@@ -71,15 +69,11 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     transition_steps = phases.transition_steps if phases.warmup else 0
     if global_step < warmup_end:
         epsilon = 0.0 if phases.warmup_actor == "student" else 1.0
-        return PhaseState(
-            Phase.WARMUP, epsilon, warmup_progress=global_step / warmup_end, transition_progress=0.0
-        )
+        return PhaseState(Phase.WARMUP, epsilon)
     if global_step < warmup_end + transition_steps:
-        progress = (global_step - warmup_end) / transition_steps
-        return PhaseState(
-            Phase.TRANSITION, epsilon=1.0 - progress, warmup_progress=1.0, transition_progress=progress
-        )
-    return PhaseState(Phase.RL, epsilon=0.0, warmup_progress=1.0, transition_progress=1.0)
+        share_done = (global_step - warmup_end) / transition_steps
+        return PhaseState(Phase.TRANSITION, epsilon=1.0 - share_done)
+    return PhaseState(Phase.RL, epsilon=0.0)
 
 
 def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:

@@ -104,9 +104,13 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
     mass = action_mass(policy, observation)
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     if must_be_trained and not mass >= SMALLEST_ACTION_MASS:
+        if policy.action_head is None:
+            advice = "use a checkpoint that was (README, Train), or one with an L1 head"
+        else:
+            advice = "leave out --no-warmup, so that its L1 head can teach it"
         raise BadInput(
-            f"{finding}: it was not trained on action tokens, so training cannot start from it; use a checkpoint that "
-            "was (README, Train), one with an action head (--teacher l1), or continue with --allow-zero-baseline"
+            f"{finding}: it was not trained on action tokens, so training cannot start from it; {advice}, or continue "
+            "with --allow-zero-baseline"
         )
     return finding
 

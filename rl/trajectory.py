@@ -45,7 +45,8 @@ class Decision:
     observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
     tokens: Tensor  # (A,) int64 token ids of the chunk that was sent to the simulator
     by_teacher: bool
-    student_logprobs: Tensor | None = None  # (A,) float32 at the sampling temperature; None in the warmup
+    # (A,) float32 at the sampling temperature; None where the teacher decided in the warmup
+    student_logprobs: Tensor | None = None
     executed: int = 0  # how many of the chunk's actions the simulator executed
 
 
@@ -74,7 +75,7 @@ class Batch:
     observations: list[Observation]  # N observations
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was executed
-    student_logprobs: Tensor  # (N, A) float32, of the student that played the rollout; zeros in the warmup
+    student_logprobs: Tensor  # (N, A) float32, of the student that played the rollout; zeros where it is None
     by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, index of the row's trajectory
     steps_to_end: Tensor  # (N,) int64, number of decisions that follow in the same trajectory

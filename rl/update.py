@@ -113,10 +113,8 @@ def update(
     metrics["train/epochs"] = epoch + 1
     if not phase.distils:
         metrics |= measure_sample(learner, batch, progress.micro_batch_size, phase, config, update_index)
-        advantages = losses.policy_advantages(batch)
-        metrics["train/zero_advantage_fraction"] = (advantages == 0).float().mean().item()
-        if phase.phase is Phase.RL and progress.gradient_norms:
-            follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
+    if phase.phase is Phase.RL and progress.gradient_norms:
+        follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
     metrics["train/time_s"] = time.perf_counter() - started
     return metrics
 
@@ -293,7 +291,7 @@ def measure_sample(
     """Measure entropy, clip fraction and KL of the updated policy, over rows drawn from the whole rollout.
 
     Inactive rows count too, so that kinds of advantage can be compared. The KL is that of the student's own decisions,
-    and is left out if none was drawn.
+    and is left out if none was drawn. The share of advantages that are 0 is of all rows.
     """
     ranks = learner.ranks
     generator = torch_generator(config.run.seed, "statistics", update_index)
@@ -305,5 +303,7 @@ def measure_sample(
     ]
     sums = sum_statistics(statistics, ranks)
     metrics = {f"train/{name}": sums[name] / len(rows) for name in ("entropy", "clip_fraction")}
+    advantages = losses.policy_advantages(batch)
+    metrics["train/zero_advantage_fraction"] = (advantages == 0).float().mean().item()
     kl = student_kl(sums)
     return metrics if kl is None else metrics | {"train/approx_kl": kl}

@@ -50,7 +50,7 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
     """Turn an update's sums into means over its active decisions; empty if there were none.
 
-    Statistics without a slash in their name are no metrics of the whole update.
+    Those without a slash in their name are left out: `measure_sample` makes metrics of them, over a sample.
     """
     decisions = statistics.get("decisions", 0)
     return {
@@ -96,7 +96,8 @@ def check_steps_taken(gradient_norms: Sequence[float], update_index: int) -> Non
 def _diverged(steps: str, update_index: int) -> BadInput:
     return BadInput(
         f"the training has diverged: update {update_index + 1} had {steps} with a non-finite or enormous gradient, and "
-        "is not saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
+        "is not saved; --resume would repeat it: start a new run with a lower --lr and --desired-kl, for example from "
+        "`--checkpoint RUN/checkpoints/best`"
     )
 
 
@@ -104,7 +105,6 @@ def stop_without_signal(updates_without_signal: int) -> None:
     """Raise BadInput when MAX_UPDATES_WITHOUT_SIGNAL updates in a row took no step."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
-            f"no learning signal: the last {updates_without_signal} updates had no decision to learn from. Look at "
-            "rollout/success_rate: near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is "
-            "solved; or use more initial states or a larger --group-size"
+            f"no learning signal: the last {updates_without_signal} updates had no decision to learn from; the warning "
+            "of each says why, and what to do"
         )

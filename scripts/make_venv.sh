@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this script.
 #   TORCH=cpu    a build of torch without CUDA; TORCH=default: the one of the package index
-#   LOCKED=1     the versions of requirements.lock, which results were measured with; LOCKED=0: the newest that fit
+#   LOCKED=1     the versions of requirements.lock, which the results on CPUs were measured with; LOCKED=0: the newest that fit
 #   ASSETS=none  without LIBERO's own meshes and textures; ASSETS=official: with them
 #   PYTHON=...   the Python to use
 # A .venv that was made of the same packages stays as it is, whatever the dates of the files. So do TORCH, LOCKED
@@ -25,6 +25,7 @@ if ! [[ $torch/$locked/$assets =~ ^(cpu|default)/[01]/(official|none)$ ]]; then
 fi
 
 packages=$(sed -e 's/ *#.*//' -e '/^$/d' requirements{,-demos,-metaworld,-simulator,-assets}.txt) # without comments
+[ "$locked" = 0 ] || packages+=$'\n'$(sed -e 's/ *#.*//' -e '/^$/d' requirements.lock)
 contents=$(printf '# TORCH=%s\n# LOCKED=%s\n%s' "$torch" "$locked" "$packages")
 [ "$assets" = official ] || contents="# ASSETS=$assets"$'\n'"$contents"
 if [ -e .venv/complete ] && [ "$contents" = "$(cat .venv/complete)" ]; then

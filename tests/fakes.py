@@ -140,6 +140,8 @@ class FakePolicy(nn.Module):
     def network(self) -> FakePolicy:
         return self
 
+    is_compiled = False
+
     def recompute_everything(self) -> bool:
         return False
 

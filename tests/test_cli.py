@@ -75,6 +75,8 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         ("--advantage grpo --group-size 4", {"advantage": "group", "group_size": 4}),
         ("--advantage=grpo --group_size=4", {"advantage": "group", "group_size": 4}),
         ("--task-ids 0,1,2 --curriculum=True", {"task_ids": (0, 1, 2), "curriculum": True}),
+        ("--perturb camera,light", {"perturb": ("camera", "light")}),
+        ("--group-success-bounds 0.2,0.8", {"group_success_bounds": (0.2, 0.8)}),
         ("--task_ids=0,1 --warmup=False", {"task_ids": (0, 1), "warmup": False}),
         ("--eval-init-states=0,20 --name 1,2", {"eval_init_states": (0, 20), "name": "1,2"}),
         ("--name=1,2", {"name": "1,2"}),

@@ -71,6 +71,14 @@ def test_a_dimension_that_never_moved_normalises_to_zero():
     assert normalise(np.array([9.0, 0.5]), statistics)[0] == 0.0
 
 
+def test_a_gripper_that_stayed_open_stays_open():
+    """It is outside the mask, and 0 would close it."""
+    low = np.array([-1.0, 1.0])
+    high = np.array([1.0, 1.0])
+    statistics = VectorStatistics(min=low, max=high, q01=low, q99=high, mask=np.array([True, False]))
+    np.testing.assert_array_equal(normalise(np.array([0.0, 1.0]), statistics)[1], 1.0)
+
+
 def test_proprio_equals_reference_with_and_without_mask():
     reference = np.load(GOLDEN / "postprocess.npz")
     raw = reference["proprio_raw"]

@@ -5,6 +5,7 @@ The hub is played by a server in this process that takes connections and never a
 
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
@@ -66,10 +67,36 @@ def test_a_relative_folder_that_is_missing_is_named_with_where_it_was_looked_for
 
 
 def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, monkeypatch):
+    monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
     snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
     assert resolve_checkpoint("someone/policy") == snapshot
     assert commit_of(snapshot) == "a" * 40
-    assert not silent_hub()
+
+
+def test_a_head_that_the_cached_snapshot_lacks_is_downloaded(tmp_path, silent_hub, monkeypatch):
+    """Without its head an L1 checkpoint would be read as one of action tokens."""
+    snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
+    files = ["config.json", "model.safetensors", "action_head--1_checkpoint.pt", "modeling.py"]
+    listed = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda *_, **__: listed)
+    monkeypatch.setattr(hub, "snapshot_download", fake_download := FakeDownload(snapshot))
+    assert resolve_checkpoint("someone/policy") == snapshot
+    assert fake_download.downloads == 1
+    (snapshot / files[2]).touch()
+    assert resolve_checkpoint("someone/policy") == snapshot
+    assert fake_download.downloads == 1
+
+
+class FakeDownload:
+    """In place of `snapshot_download`: finds the snapshot in the cache, and counts the downloads."""
+
+    def __init__(self, snapshot):
+        self.snapshot = snapshot
+        self.downloads = 0
+
+    def __call__(self, name, local_files_only=False, **_):
+        self.downloads += not local_files_only
+        return str(self.snapshot)
 
 
 def test_incomplete_snapshot_is_asked_for_and_the_hub_given_up_within_the_timeout(

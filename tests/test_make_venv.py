@@ -137,6 +137,15 @@ def test_locked_versions_hold_torch_too_unless_it_is_a_cpu_build(make, tmp_path)
     assert "numpy" in names
 
 
+def test_other_locked_versions_make_the_environment_anew(make, tmp_path):
+    assert make("LOCKED=1").returncode == 0
+    assert "has the packages" in make().stdout
+    with (tmp_path / "requirements.lock").open("a") as lock:
+        lock.write("another==1.0\n")
+    assert "has the packages" not in make().stdout
+    assert (tmp_path / ".venv" / "constraints.txt").read_text().endswith("another==1.0\n")
+
+
 def test_every_package_that_users_need_is_locked_at_a_version_that_fits():
     pairs = (line.split("==") for line in read_requirements("requirements.lock"))
     locked = {canonicalize_name(name): version for name, version in pairs}

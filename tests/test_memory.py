@@ -93,6 +93,24 @@ def test_flags_decide_and_auto_is_what_fits(
     assert plan == (expected_size, expected_blocks)
 
 
+@pytest.mark.parametrize("micro_batch_size", ["auto", 1])
+@pytest.mark.parametrize("checkpointing", ["auto", "on"])
+def test_a_compiled_network_learns_from_two_decisions_at_least(policy, checkpointing, micro_batch_size):
+    """It would compute a single one twice."""
+    policy.network.is_compiled = True
+    assert plan_update(policy, checkpointing, micro_batch_size, 1).micro_batch_size == 2
+    assert shrink_batch(policy.network, 3, "full", "update") == 2
+    assert shrink_batch(policy.network, 3, "full", "rollout") == 1
+
+
+def test_a_smaller_micro_batch_is_advised_only_if_there_is_one(policy):
+    with pytest.raises(BadInput, match="left: lower --micro-batch-size, lower --num-envs"):
+        plan_update(policy, "auto", 2, 4, reserved_bytes=2.8 * GIB)
+    policy.network.is_compiled = True
+    with pytest.raises(BadInput, match="left: lower --num-envs"):
+        plan_update(policy, "auto", 2, 4, reserved_bytes=2.8 * GIB)
+
+
 def test_what_other_processes_are_going_to_take_is_left_to_them(policy):
     with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
         plan_update(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
@@ -192,7 +210,7 @@ def test_plans_are_as_before_budgets_could_name_a_card(monkeypatch, total_gib, b
 
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():
     can_recompute_more = iter([True, False])
-    network = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more))
+    network = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more), is_compiled=False)
     assert shrink_batch(network, 5, "full", "update") == 2
     assert shrink_batch(network, 2, "full", "update") == 1
     assert shrink_batch(network, 1, "full", "update") == 1  # now with recomputed activations
@@ -216,7 +234,7 @@ def test_the_advice_names_flags_of_the_program_that_runs(work, program, capsys):
 
 
 def test_supervised_training_without_memory_is_refused_with_its_own_advice(policy):
-    network = SimpleNamespace(recompute_everything=lambda: False)
+    network = SimpleNamespace(recompute_everything=lambda: False, is_compiled=False)
     with pytest.raises(BadInput) as out_of_memory:
         shrink_batch(network, 1, "full", "supervised step")
     with pytest.raises(BadInput) as too_small:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import preflight
+import train_grpo
 from configs.cli import parse_train
 from configs.sections import ModelConfig, PhaseConfig, RunConfig, TaskConfig
 from contracts import GIB, BadInput
@@ -114,12 +115,16 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
         machine_checks.check_disk(run, policy)
 
 
-def test_simulators_that_do_not_fit_into_main_memory_are_a_warning():
+def test_simulators_that_do_not_fit_into_main_memory_are_a_warning(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     few = SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0, gpu_gib=0.0)
     assert machine_checks.check_main_memory(few).status == "ok"
     check = machine_checks.check_main_memory(replace(few, num_envs=8, needed_gib=9.6))
     assert check.status == "warning"
     assert "--num-envs" in check.text
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # each rank has as many
+    check = machine_checks.check_main_memory(few)
+    assert (check.status, "4 ranks need about 19.2 GiB" in check.text) == ("warning", True)
 
 
 # checkpoint and frames
@@ -235,3 +240,18 @@ def test_without_another_image_nothing_is_said_about_eyes():
     observations = FirstObservations(observation(0.3, -0.2, 0.9), [])
     check = preflight.check_eyes(SeesSoMuch(0.0, is_trained=True), observations, TaskConfig())
     assert check.status == "ok"
+
+
+def test_a_critic_without_the_simulators_state_is_refused_before_the_first_rollout(monkeypatch):
+    without_state = SimpleNamespace(first=replace(observation(1.0), state=None))
+    monkeypatch.setattr(preflight, "first_observations", lambda *_: without_state)
+    monkeypatch.setattr(preflight, "check_first_frame", lambda images: preflight.Check("ok", ""))
+    config = parse_train(["--preset", "tiny", "--advantage", "gae"]).config
+    with pytest.raises(BadInput, match=r"--advantage gae needs Observation\.state"):
+        preflight.try_out(preflight.Checks(StartTimes()), config, FakePolicy(), pool=None)
+
+
+def test_a_run_of_several_ranks_is_not_trained_by_one_process():
+    config = parse_train(["--preset", "tiny", "--data-parallel"]).config
+    with pytest.raises(BadInput, match="torchrun"):
+        train_grpo.run_training(config)

@@ -79,6 +79,12 @@ def base_of_adapter(folder: Path) -> str | None:
     return base
 
 
+def has_usable_l1_head(checkpoint: str, action_head: torch.nn.Module | None) -> bool:
+    """Whether the policy of a checkpoint can act by its L1 head. A trained adapter cannot: it was trained on tokens."""
+    _, adapter = base_and_adapter(checkpoint)
+    return action_head is not None and adapter is None
+
+
 def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
     """The base of a checkpoint, and its folder if it is an adapter; (checkpoint, None) if it is none.
 
@@ -207,7 +213,7 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
 
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors by name. Raises BadInput for the first one, by name, that is missing or has another shape."""
+    """Copy tensors by name. If one is missing or has another shape, raises BadInput and copies none."""
     expected_shapes = {name: tuple(tensor.shape) for name, tensor in targets.items()}
     stored_shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     for name in sorted(targets.keys() | stored.keys()):
@@ -218,4 +224,5 @@ def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], p
                 f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base, "
                 "has another rank than its config, or was trained on parts that have no adapters here"
             )
-        targets[name].copy_(stored[name])
+    for name, target in targets.items():
+        target.copy_(stored[name])

@@ -107,7 +107,7 @@ class GraphedNetwork:
         torch.cuda.empty_cache()
 
     def _record_with_room(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
-        """`_record`, and if memory runs out once more without the other recordings. Raises torch.OutOfMemoryError."""
+        """Call `_record`, and again without the other recordings if memory runs out. Raises torch.OutOfMemoryError."""
         with suppress(torch.OutOfMemoryError), _as_out_of_memory_error():
             return self._record(arguments, with_gradient)
         # After the `with` block the exception no longer keeps the tensors of the failed attempt alive.

@@ -40,9 +40,10 @@ _Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(l
 
 @dataclass(eq=False)
 class VectorStatistics:
-    """Statistics of one vector, action or proprio. Arrays are (D,) float64. Raises ValueError if they cannot be true.
+    """Statistics of one vector, action or proprio. Arrays are (D,) float64.
 
-    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1.
+    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1. Raises ValueError if lengths differ
+    or a lower bound is above its upper bound.
     """
 
     min: _Numbers
@@ -91,10 +92,11 @@ def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray
 def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     """Scale actions (..., D) from the data set's units to [-1, 1], float64.
 
-    Dimensions outside the mask stay as they are; dimensions that never moved become 0.
+    Dimensions outside the mask, as the gripper, stay as they are. Of the others those that never moved become 0.
     """
     scaled = np.clip(_scaled(actions, statistics), -1.0, 1.0)
-    return np.where(statistics.min == statistics.max, 0.0, np.where(statistics.mask, scaled, actions))
+    never_moved = statistics.min == statistics.max
+    return np.where(statistics.mask, np.where(never_moved, 0.0, scaled), actions)
 
 
 def normalise_proprio(proprio: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
@@ -110,7 +112,11 @@ def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
 
 
 def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
-    """Whether both statistics scale alike, so that every action token means the same action."""
+    """Whether both have the same q01, q99 and mask, so that every action token decodes to the same action."""
+    return _same_scale(a, b)
+
+
+def _same_scale(a: VectorStatistics, b: VectorStatistics) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
 
 
@@ -120,7 +126,7 @@ def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
         return False
     if a.proprio is None or b.proprio is None:
         return a.proprio is b.proprio
-    return same_actions(a.proprio, b.proprio)
+    return _same_scale(a.proprio, b.proprio)
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:

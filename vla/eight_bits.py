@@ -1,8 +1,8 @@
 """Frozen linear maps of the language model's blocks with 8-bit weights, which take half the memory of bfloat16.
 
 Every output row of the weights W, and the input x of every token, is scaled so that its largest absolute value becomes
-the largest number of the format. The scales can be taken out of the sum over the inputs, which is exact for int8 and in
-float32 for fp8 (e4m3):
+the largest number of the format. The scales can be taken out of the sum over the inputs. The sum is exact for int8, and
+computed in float32 for fp8 (e4m3):
 
     W x  ~  s_W s_x sum(W8 x8)
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.utils import filter_repo_objects
 
 from contracts import BadInput, no_such_folder
 from vla.weights import weight_files
@@ -19,7 +20,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model", "README.md"]
 def resolve_checkpoint(name: str) -> Path:
     """The folder of a checkpoint: a local folder itself, or for a hub id the cached folder, downloaded if needed.
 
-    Raises BadInput when there is none; without a network after at most HUB_TIMEOUT_S seconds.
+    Raises BadInput when there is none. Without a network it waits for at most HUB_TIMEOUT_S seconds.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -28,6 +29,7 @@ def resolve_checkpoint(name: str) -> Path:
         raise BadInput(f"checkpoint {name}: {no_such_folder(name)}: give a folder, or a hub id (owner/name)")
     cached = _complete_snapshot(name)
     if cached is not None:
+        _download_missing_files(name, cached)
         return cached
     announce_hub("checkpoint", name)
     try:
@@ -63,6 +65,20 @@ def _complete_snapshot(name: str) -> Path | None:
     except Exception:  # it is not cached, or the library knows that it is incomplete
         return None
     return folder if is_complete else None
+
+
+def _download_missing_files(name: str, folder: Path) -> None:
+    """Download the files of a cached snapshot that the hub lists and the cache lacks, if the hub can be reached.
+
+    Nothing in the folder names its L1 head and proprio projector: without them the checkpoint would be another policy.
+    """
+    try:
+        listed = HfApi().model_info(name, revision=folder.name, timeout=HUB_TIMEOUT_S).siblings or []
+        wanted = filter_repo_objects([file.rfilename for file in listed], allow_patterns=_HUB_FILES)
+        if not all((folder / file).is_file() for file in wanted):
+            snapshot_download(name, revision=folder.name, allow_patterns=_HUB_FILES)
+    except Exception as error:  # the hub library raises errors of several HTTP libraries
+        log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
 
 
 def check_upload(repository: str) -> None:

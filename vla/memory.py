@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Tensors as large as the trainable parameters: the gradients (two on a rank without gradients of its own), and AdamW's
-# two moments.
+# Tensors as large as the trainable parameters: the gradients (1; 2 on a rank that computed none, because
+# `Ranks.sum_gradients` makes zeros beside the recorded passes' buffers), and AdamW's moments (2).
 COPIES_OF_TRAINABLE = 4
 MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps between weights
 # Memory of a recorded pass / memory of its tensors. Measured on an H200: 1.13 to 1.17 (2 to 11 samples), and 1.38 with
@@ -85,8 +85,14 @@ def plan_update(
     that this device computes. reserved_bytes: GPU memory that other processes are going to use. instruction: one that
     the policy will get, because a large network is compiled for the length of its prompt. work: what the passes are
     for, which decides the advice in an error. Raises BadInput when nothing fits.
+
+    A compiled network gets at least 2 decisions at a time, also where micro_batch_size is 1.
     """
     network = policy.network
+    smallest = smallest_micro_batch(network)
+    if micro_batch_size != "auto":
+        micro_batch_size = max(micro_batch_size, smallest)
+    most_decisions = max(most_decisions, smallest)
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
         network.recomputed_blocks = recomputed_blocks
@@ -102,16 +108,21 @@ def plan_update(
         needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
     if gradient_checkpointing == "off":
         advice = f"leave out --gradient-checkpointing off, {advice}"
-    sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-    if network.is_compiled:  # then a single decision is computed as two
-        sizes = sorted({max(size, 2) for size in sizes})
+    sizes = range(smallest, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
+    if sizes[0] > smallest:
+        advice = f"lower --micro-batch-size, {advice}"
     plan = choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes, advice)
     network.recomputed_blocks = plan.recomputed_blocks
     return plan
 
 
+def smallest_micro_batch(network: OpenVLAOFT) -> int:
+    """The smallest useful number of decisions of a learning pass: a compiled network computes a single one as two."""
+    return 2 if network.is_compiled else 1
+
+
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
-    """Measure a sample's memory with no block, half the vision blocks, all of them, and all blocks recomputed.
+    """Measure a sample's memory when these blocks recompute: none, half of the vision blocks, all of these, all blocks.
 
     Cases that run out of memory are left out. The result is in order of the number of recomputed blocks.
     """
@@ -182,7 +193,7 @@ def choose_plan(
         raise BadInput(
             f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
             f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{advice}"
+            f"left: {advice}"
         )
     return min(plans)[1]
 
@@ -227,19 +238,19 @@ def shrink_until_it_fits(
 def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, work: Work) -> int:
     """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
-    That is half as many. For a single decision that is learned from, all blocks recompute their activations from now
+    That is half as many. Where a learning pass has the fewest already, all blocks recompute their activations from now
     on. Raises BadInput when nothing smaller is left. reason: the message of the out-of-memory error.
 
     Every update and rollout begins with the full size again, because the memory may have been used by another program
     for a short time only.
     """
     torch.cuda.empty_cache()  # does nothing on a CPU
-    if batch_size > 1:
-        log.warning(
-            "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size // 2
-        )
-        return batch_size // 2
+    smallest = 1 if work == "rollout" else smallest_micro_batch(network)
+    if batch_size > smallest:
+        half = max(batch_size // 2, smallest)
+        log.warning("out of GPU memory (%s); the run goes on with %d decisions at once", reason, half)
+        return half
     if work != "rollout" and network.recompute_everything():
         log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
-        return 1
+        return batch_size
     raise BadInput(f"out of GPU memory ({reason}) in {SMALLEST_PASS[work]}: {ADVICE[work]}")

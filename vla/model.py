@@ -199,8 +199,8 @@ class OpenVLAOFT(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile the blocks with torch.compile, which fuses their small operations."""
-        # Every kind of block is compiled once for student and teacher, with and without gradient, and for each shape.
-        # The same code does for all batch sizes from 2 on (see `run_block`); torch compiles a batch of 1 by itself.
+        # torch makes separate code for student and teacher, with and without gradient, and for each prompt length. One
+        # code serves all batch sizes from 2 on (see `run_block`). A batch of 1 gets its own.
         torch._dynamo.config.recompile_limit = 64
         # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
@@ -227,7 +227,9 @@ class OpenVLAOFT(nn.Module):
     def embed(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The language model's input (B, S, D), and a mask (B, S) that is True where it is not padding, None without.
+        """The language model's input (B, S, D), and a mask (B, S) that is True where it is not padding.
+
+        The mask is None if no prompt is padded.
 
         Worked example of the text for A = 2 and prompts of lengths (3, 2):
 

@@ -1,6 +1,6 @@
 """The README.md and merge_metadata.json of a merged checkpoint: what it was made of, and how well it did.
 
-They name no folder of this machine, so that the checkpoint can be sent on as it is.
+Paths in commands are shortened to their last name, so that the checkpoint can be sent on as it is.
 """
 
 import re
@@ -173,5 +173,5 @@ def read_licence(base_folder: Path, hub_id: str | None) -> dict[str, str]:
 
 
 def without_folders(argument: str) -> str:
-    """An argument of a command line, of an absolute path only the last name."""
-    return re.sub(r"(^|=)[/~].*/(?=.)", r"\1", argument)
+    """An argument of a command line; of a path that begins with a slash, ~ or a dot only the last name."""
+    return re.sub(r"(^|=)[/~.].*/(?=.)", r"\1", argument)

@@ -134,8 +134,8 @@ class Policy:
         logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
             raise BadInput(
-                "the policy's logits are not finite: training has diverged, or weights are damaged; resume from an "
-                "earlier checkpoint, and in a new run lower --lr"
+                "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
+                "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
@@ -146,7 +146,7 @@ class Policy:
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the last hidden states (B, A, D) from which they are computed; with gradient."""
         self.network.adapters.refresh()
-        # Compiled code for one observation would be other code, and compiling takes long (`OpenVLAOFT.compile_blocks`).
+        # A batch of 1 would be compiled by itself, which takes a minute. Updates rarely have one: it is computed twice.
         is_single = len(observations) == 1 and self.network.is_compiled and torch.is_grad_enabled()
         computed = list(observations) * 2 if is_single else observations
         logits, hidden = self._forward(*self.model_inputs(computed))
@@ -267,7 +267,8 @@ class Policy:
     def load_adapter(self, folder: str | Path) -> None:
         """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.
 
-        Warns if it was trained on frozen weights in 8 bits and these have another format, or the other way round.
+        Warns if it was trained on frozen weights in 8 bits and these have another format, or the other way round, and
+        also if it does not say on which it was trained and these have 8 bits.
         """
         adapter = read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
@@ -280,7 +281,7 @@ class Policy:
             log.warning(
                 "%s was trained on weights in %s: with %s its actions differ",
                 adapter.folder,
-                adapter.frozen_weights,
+                adapter.frozen_weights or "an unknown format",
                 self.frozen_weights,
             )
         copy_into_network(adapter, self.network)
