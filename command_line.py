@@ -103,16 +103,17 @@ def _plain_words(argv: Sequence[str], annotations: dict[str, Any]) -> list[str]:
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             flag = name.replace("_", "-")
-        text = value if equals else word
+        has_value = equals and name.startswith("--")  # otherwise the = belongs to the word, as in a path
+        text = value if has_value else word
         is_switch = annotations.get(flag) is bool
         is_list = "tuple" in str(annotations.get(flag))
         is_list_of_integers = re.fullmatch(r"-?\d+(,-?\d+)+", text) and flag not in annotations  # a synonym's
         if is_switch and text.lower() in ("true", "false"):
-            if not equals:  # `--curriculum true`: the last word was the switch
+            if not has_value:  # `--curriculum true`: the last word was the switch
                 words.pop()
             words.append(flag if text.lower() == "true" else f"--no-{flag.removeprefix('--')}")
-        elif (is_list and re.fullmatch(r"[^,\s]+(,[^,\s]+)+", text)) or is_list_of_integers:
-            words += [name, *text.split(",")] if equals else text.split(",")
+        elif (is_list and re.fullmatch(r"[\w.+-]+(,[\w.+-]+)+", text)) or is_list_of_integers:
+            words += [name, *text.split(",")] if has_value else text.split(",")
         else:
             words.append(word)
     return words
