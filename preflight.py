@@ -205,7 +205,7 @@ def check_token_head(
     policy: Policy, observation: Observation, phases: PhaseConfig, allow_zero_baseline: bool
 ) -> Check:
     """Check that the checkpoint's token head was trained, if the run needs that. Raises BadInput."""
-    has_l1_teacher = policy.action_head is not None and phases.teacher != "greedy"
+    has_l1_teacher = policy.action_head is not None and phases.teacher in ("auto", "l1")
     has_other_teacher = phases.teacher_checkpoint is not None
     # A warmup by an L1 head or by another checkpoint trains the token head anew, so its first state does not matter.
     is_relearned = phase_at(0, phases).distils and (has_l1_teacher or has_other_teacher)

@@ -47,9 +47,10 @@ class EvalConfig:
     init_states: Literal["benchmark", "fresh"] = "benchmark"
     """benchmark: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the seeds
     0, 1, ..., as many as --trials says, so that smaller differences can be shown. Training draws from other seeds."""
-    mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
-    """How the policy decides (auto: sample if --temperature is given, l1 if a pretrained checkpoint has an L1 head,
-    else greedy)."""
+    mode: Literal["auto", "greedy", "median", "sample", "l1"] = "auto"
+    """How the policy decides. greedy: the most likely tokens, as in published results; median: the medians of its token
+    distributions, which can succeed far more often where these are wide; sample: drawn; l1: the L1 head (auto: sample
+    if --temperature is given, l1 if a pretrained checkpoint has an L1 head, else greedy)."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
@@ -120,7 +121,7 @@ def check_protocol(config: EvalConfig) -> None:
         "--task-ids": config.task_ids is not None,
         "--max-env-steps": config.simulator.max_env_steps is not None,
         "--bddl-file": config.simulator.bddl_file is not None,
-        "--mode": config.mode == "sample",
+        "--mode": config.mode in ("median", "sample"),
     }
     flags = ", ".join(flag for flag in is_changed if is_changed[flag])
     if flags:

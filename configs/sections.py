@@ -124,9 +124,9 @@ class PhaseConfig:
     """Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
     student reaches (auto: student if the teacher is an L1 head, else teacher)."""
     teacher: str = "auto"
-    """The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `l1`: the checkpoint's L1 head; `auto`:
-    l1 if the checkpoint has such a head, else greedy. Or another CHECKPOINT (folder, hub id or trained adapter): a
-    stronger policy with the same inputs."""
+    """The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
+    distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy. Or another
+    CHECKPOINT (folder, hub id or trained adapter): a stronger policy with the same inputs."""
     distill_student_temperature: Annotated[float, POSITIVE] = 1.0
     """Temperature of the student's logits in the loss of the warmup. With the value of --temperature the sampling
     student learns to match the teacher; with 1 the greedy student does."""
@@ -137,7 +137,7 @@ class PhaseConfig:
     @property
     def teacher_checkpoint(self) -> str | None:
         """The checkpoint that --teacher names; None if the trained checkpoint is its own teacher."""
-        return None if self.teacher in ("auto", "greedy", "l1") else self.teacher
+        return None if self.teacher in ("auto", "greedy", "median", "l1") else self.teacher
 
 
 @dataclass(frozen=True)

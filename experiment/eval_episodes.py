@@ -81,7 +81,7 @@ def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
     checkpoint = str(config.model.checkpoint)
     can_act_by_l1 = has_usable_l1_head(checkpoint, policy.action_head)
     if config.mode == "l1" and not can_act_by_l1:
-        advice = "use --mode greedy or sample"
+        advice = "use --mode greedy, median or sample"
         if policy.action_head is not None:
             base, _ = base_and_adapter(checkpoint)
             advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"

@@ -65,7 +65,7 @@ class Settings(TypedDict):
 
     checkpoint: str
     weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
-    mode: Literal["greedy", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
+    mode: Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
     temperature: float | None  # None where the policy does not sample
     seed: int
     assets: str

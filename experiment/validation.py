@@ -28,8 +28,8 @@ def evaluation_behaviour(mode: Mode, temperature: float = 1.0, by_teacher: bool 
     return Behaviour(
         epsilon=1.0 if teacher_acts else 0.0,
         temperature=temperature,
-        teacher_mode="l1" if mode == "l1" else "greedy",
-        student_mode="sample" if mode == "sample" else "greedy",
+        teacher_mode="greedy" if mode == "sample" else mode,
+        student_mode="greedy" if mode == "l1" else mode,
         keep_observations=False,
     )
 

@@ -18,7 +18,7 @@ class VlaGrpoConfig(PreTrainedConfig):
     checkpoint: str = ""
     task_suite: str = "libero_spatial"  # the suite whose statistics scale actions and proprio
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
-    mode: str = "greedy"  # or l1: use the regression head of a checkpoint that has one
+    mode: str = "greedy"  # or median; or l1: use the regression head of a checkpoint that has one
     frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8 or fp8: half the memory of bf16
 
     def validate_features(self, num_images: int = 1) -> None:

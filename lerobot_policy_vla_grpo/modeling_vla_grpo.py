@@ -27,8 +27,8 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             raise BadInput(
                 "--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter"
             )
-        if config.mode not in ("greedy", "l1"):
-            raise BadInput(f"--policy.mode={config.mode}: there are greedy and l1")
+        if config.mode not in ("greedy", "median", "l1"):
+            raise BadInput(f"--policy.mode={config.mode}: there are greedy, median and l1")
         options = LoadOptions(
             task_suite=config.task_suite,
             unnorm_key=config.unnorm_key,

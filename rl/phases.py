@@ -10,7 +10,7 @@ from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig
 from contracts import BadInput
 
-TeacherMode = Literal["greedy", "l1"]
+TeacherMode = Literal["greedy", "median", "l1"]
 
 
 # What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
@@ -114,6 +114,8 @@ def choose_teacher(
 def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) -> tuple[TeacherMode, str]:
     if phases.teacher == "greedy":
         return "greedy", "as asked by --teacher"
+    if phases.teacher == "median":
+        return "median", "as asked by --teacher"
     if phases.teacher == "l1":
         if not has_l1_head:
             raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")

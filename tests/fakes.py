@@ -24,6 +24,7 @@ from envs.env import Start
 from envs.perturb import Perturbation
 from rl.optimizer import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
+from vla.tokens import median_tokens
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
 NUM_TOKENS, NUM_BINS = CHUNK_LENGTH * ACTION_DIM, 256
@@ -104,6 +105,8 @@ class FakePolicy(nn.Module):
                 for p, g in zip(probabilities, generators, strict=True)
             ]
             tokens = torch.stack(draws) + FIRST_ACTION_TOKEN
+        elif mode == "median":
+            tokens = median_tokens(logits)
         else:
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         actions = (tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1

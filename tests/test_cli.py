@@ -144,6 +144,7 @@ def test_an_evaluation_is_by_default_the_published_protocol():
         ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-id", "3"], "--bddl-file"),
         ([*CHECKPOINT, "--protocol", "libero", "--trials", "5"], "--trials"),
         ([*CHECKPOINT, "--protocol", "libero", "--mode", "sample"], "--mode"),
+        ([*CHECKPOINT, "--protocol", "libero", "--mode", "median"], "--mode"),
         ([*CHECKPOINT, "--protocol", "libero", "--max-env-steps", "10"], "--max-env-steps"),
         ([*CHECKPOINT, "--task-suite", "libero_goal_swap", "--prompt", "leaked"], "--prompt"),
         ([*CHECKPOINT, "--task-suite", "libero_goal_camera", "--init-states", "fresh"], "--init-states"),

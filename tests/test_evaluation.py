@@ -90,7 +90,8 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
 
 
 @pytest.mark.parametrize(
-    ("scale", "mode", "num_episodes"), [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12)]
+    ("scale", "mode", "num_episodes"),
+    [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "median", 12), (0.0, "l1", 12)],
 )
 def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, mode, num_episodes):
     pool = solvable_on_task_0()

@@ -113,7 +113,7 @@ def test_a_camera_that_the_policy_reads_must_be_there_in_its_size(config, camera
 
 @pytest.mark.parametrize(
     ("mode", "as_adapter", "problem"),
-    [("sample", False, "greedy and l1"), ("l1", True, r"no L1 action head.*--policy\.mode=greedy")],
+    [("sample", False, "greedy, median and l1"), ("l1", True, r"no L1 action head.*--policy\.mode=greedy")],
 )
 def test_a_mode_that_there_is_not_is_refused_before_the_first_action(
     config, small, tmp_path, mode, as_adapter, problem

@@ -55,6 +55,7 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
         ("auto", True, "l1", "was trained by regression"),
         ("auto", False, "greedy", "likeliest tokens"),
         ("greedy", True, "greedy", "as asked by --teacher"),
+        ("median", True, "median", "as asked by --teacher"),
         ("l1", True, "l1", "as asked by --teacher"),
         ("some/other", False, "greedy", "some/other has no action head"),
     ],

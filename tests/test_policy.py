@@ -71,7 +71,7 @@ def _generators(count: int):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
-@pytest.mark.parametrize("mode", ["greedy", "sample", "l1"])
+@pytest.mark.parametrize("mode", ["greedy", "median", "sample", "l1"])
 def test_learning_reproduces_the_log_probabilities_of_acting(policy, observations, mode, temperature):
     acted = policy.act(observations, mode, temperature, _generators(4))
     again = policy.token_logprobs(policy.chunk_logits(observations), acted.tokens, temperature)
@@ -87,7 +87,7 @@ def test_a_policy_whose_logits_are_no_numbers_does_not_act(policy, observations)
             policy.act(observations[:1], mode, 1.0, _generators(1))
 
 
-def test_a_mistyped_mode_is_none_of_the_three(policy, observations):
+def test_a_mistyped_mode_is_none_of_the_four(policy, observations):
     with pytest.raises(ValueError, match="greddy"):
         policy.act(observations[:1], "greddy")
 

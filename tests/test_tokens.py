@@ -15,6 +15,7 @@ from vla.tokens import (
     FIRST_ACTION_TOKEN,
     decode,
     encode,
+    median_tokens,
     sample_tokens,
     to_env,
     translate,
@@ -102,6 +103,44 @@ def test_translated_ids_are_the_nearest_that_the_other_statistics_have(source, i
 
 def test_translation_to_the_same_statistics_changes_nothing(source, ids):
     np.testing.assert_array_equal(translate(ids, source, source), ids)
+
+
+# Median
+
+
+def logits_of(**probabilities: float) -> torch.Tensor:
+    """(1, 1, 256) for columns `cN`; all others have the rest in equal shares."""
+    rest = (1 - sum(probabilities.values())) / (256 - len(probabilities))
+    distribution = torch.full((256,), rest, dtype=torch.float64)
+    for column, probability in probabilities.items():
+        distribution[int(column[1:])] = probability
+    return distribution.log()[None, None]
+
+
+@pytest.mark.parametrize(
+    ("logits", "column"),
+    [
+        (torch.zeros(1, 1, 256), 127),  # 128 of 256 equal columns are exactly one half
+        (logits_of(c9=0.5, c200=0.5), 9),  # a tie: the first of the two
+        (logits_of(c9=0.49, c200=0.51), 200),
+        (logits_of(c255=1.0), 255),
+        (logits_of(c0=1.0), 0),
+        # A spike of 30 % is the argmax, and the median lies in the wide rest: 0.3 + 0.7 * 73 / 255 is above one half.
+        (logits_of(c0=0.3), 73),
+        (logits_of(c0=0.6), 0),
+    ],
+)
+def test_the_median_is_the_column_at_which_the_cumulative_probability_reaches_one_half(logits, column):
+    assert median_tokens(logits).item() == FIRST_ACTION_TOKEN + column
+
+
+def test_each_position_has_its_own_median(logits):
+    tokens = median_tokens(logits)
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    reached = cumulative.gather(-1, (tokens - FIRST_ACTION_TOKEN)[..., None])
+    before = reached - logits.double().softmax(-1).gather(-1, (tokens - FIRST_ACTION_TOKEN)[..., None])
+    assert (reached >= 0.5).all()
+    assert (before < 0.5).all()
 
 
 # Sampling

@@ -201,14 +201,18 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
         assert torch.equal(prepared.teacher_logprobs, expected)
 
 
-def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(policy, batch):
-    teacher = FakePolicy(seed=7)
+@pytest.mark.parametrize("mode", ["greedy", "median"])
+def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(
+    policy, batch, mode
+):
+    teacher = FakePolicy(seed=7, sharpness=0.5)
     policy.use_teacher(teacher)
-    expected = teacher.act(batch.observations).tokens
+    expected = teacher.act(batch.observations, mode).tokens
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_steps=1, warmup_actor=actor)
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
-        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
+        learner = Learner(policy, None, adamw(policy), teacher_mode=mode)
+        prepared = prepare_batch(learner, batch, phase_at(0, phases), config)
         assert torch.equal(prepared.tokens, tokens)
 
 

@@ -33,6 +33,7 @@ from vla.tokens import (
     NUM_BINS,
     decode,
     encode,
+    median_tokens,
     sample_tokens,
     to_env,
     token_logprobs,
@@ -42,7 +43,7 @@ from vla.weights import fingerprint
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["greedy", "sample", "l1"]
+Mode = Literal["greedy", "median", "sample", "l1"]
 
 # Number of parameters from which --compile auto compiles. Compiling takes a minute or more even for a small network.
 WORTH_COMPILING = 1_000_000_000
@@ -114,7 +115,8 @@ class Policy:
     ) -> Acted:
         """Decide one chunk per observation.
 
-        greedy: argmax over the 256 action tokens. sample: one draw per position from softmax(logits / temperature);
+        greedy: argmax over the 256 action tokens. median: the token at which their cumulative probability reaches one
+        half. sample: one draw per position from softmax(logits / temperature);
         each observation has its own CPU generator, so that its draws do not depend on the batch. l1: the chunk of the
         regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits;
         ValueError for another mode.
@@ -122,10 +124,12 @@ class Policy:
         logits, hidden = self.chunk_outputs(observations)
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
+        elif mode == "median":
+            tokens = median_tokens(logits)
         elif mode == "sample":
             tokens = sample_tokens(logits, temperature, generators)
         elif mode != "l1":
-            raise ValueError(f"mode {mode}: expected greedy, sample or l1")
+            raise ValueError(f"mode {mode}: expected greedy, median, sample or l1")
         elif self.action_head is None:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         else:

@@ -86,6 +86,16 @@ def sample_tokens(
     return columns.clamp(max=num_bins - 1) + FIRST_ACTION_TOKEN
 
 
+def median_tokens(logits: Tensor) -> Tensor:
+    """The medians of softmax(logits) as token ids: logits (B, A, 256) -> ids (B, A) int64.
+
+    A median is the first column at which the cumulative probability reaches one half.
+    """
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    columns = (cumulative >= 0.5).int().argmax(-1)
+    return columns + FIRST_ACTION_TOKEN
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
     """The tokens' log-probs, log_softmax(logits / temperature): logits (B, A, 256), token ids (B, A) -> (B, A)."""
     columns = (tokens - FIRST_ACTION_TOKEN).to(logits.device)
