@@ -84,7 +84,6 @@ _GUIDE = changed(
     desired_kl=None,
     target_kl=None,
     eval_interval=5_000,
-    eval_trials=1,
 )
 
 PRESETS: dict[str, TrainConfig] = {
@@ -120,7 +119,6 @@ PRESETS: dict[str, TrainConfig] = {
         lr=2e-4,
         target_kl=None,
         eval_interval=64,
-        eval_trials=1,
         allow_zero_baseline=True,
         wandb_mode="disabled",
     ),

@@ -229,9 +229,9 @@ class EvaluationConfig:
 
     eval_interval: Annotated[int, POSITIVE] = 20_000
     """Env steps between evaluations (also at step 0 and at the end)."""
-    eval_trials: Annotated[int, NOT_NEGATIVE] = 0
-    """Sampled episodes per task and held-out initial state (0: none). In addition one greedy episode is played, because
-    more of them would be equal."""
+    eval_trials: Annotated[int, NOT_NEGATIVE] = 1
+    """Sampled episodes per task and held-out initial state (0: none), in addition to one greedy episode; more greedy
+    ones would be equal."""
     allow_zero_baseline: Annotated[bool, CHANGEABLE] = False
     """Train even if the teacher, or without a warmup the student, had no success in the first evaluation."""
     best_by: Literal["evaluation", "return"] = "evaluation"

@@ -37,7 +37,7 @@ from experiment.stored_run import (
     StoredRun,
     changes,
     read_run,
-    trained_change,
+    trained_changes,
 )
 from experiment.verdict import judge
 from experiment.videos import FRAMES_PER_SECOND
@@ -98,7 +98,7 @@ def write_report(run: StoredRun) -> Path:
             run=run,
             written=time.strftime("%Y-%m-%d %H:%M"),
             verdict=judge(run),
-            trained=trained_change(run),
+            trained=trained_changes(run),
             changes=changes(run),
             success=success,
             phases=list(dict.fromkeys(span.phase for span in success.spans)),

@@ -205,15 +205,18 @@ def changes(run: StoredRun) -> list[Change]:
     return on_all_tasks + by_task
 
 
-def trained_change(run: StoredRun) -> Change | None:
-    """The change from the policy that the run was given to the greedy student; None without an evaluation.
+def trained_changes(run: StoredRun) -> list[Change]:
+    """The changes from the policy that the run was given, sampled and greedy; empty without an evaluation.
 
     The run was given its own teacher, unless --teacher names another policy.
     """
     if not run.evaluations:
-        return None
-    before = TEACHER if run.phases.teacher_checkpoint is None else GREEDY
-    return _change(run, "given policy, then greedy student", before, GREEDY)
+        return []
+    given = TEACHER if run.phases.teacher_checkpoint is None else GREEDY
+    greedy = _change(run, "greedy", given, GREEDY)
+    if f"{SAMPLED}_k" not in run.evaluations[0]:  # --eval-trials 0
+        return [greedy]
+    return [_change(run, "sampled", SAMPLED, SAMPLED), greedy]
 
 
 def _change(run: StoredRun, label: str, metric_before: str, metric_after: str) -> Change:

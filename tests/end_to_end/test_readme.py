@@ -23,7 +23,7 @@ from workshop.tiny import make_tiny_checkpoint
 TINY = "checkpoints/tiny-libero-spatial"
 SHORT = (
     "--total-steps 8 --warmup-steps 8 --transition-steps 0 --n-steps 8 --max-env-steps 8 --n-epochs 1 "
-    "--eval-init-states 40 41 --eval-trials 1 --allow-zero-baseline --num-envs 1 --wandb-mode disabled"
+    "--eval-init-states 40 41 --allow-zero-baseline --num-envs 1 --wandb-mode disabled"
 )
 EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu --max-env-steps 8"
 # Of a 7B preset: no GPU is asked for, no success expected, nothing downloaded.
