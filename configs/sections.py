@@ -207,7 +207,7 @@ class UpdateConfig:
     """Learning rate of AdamW, per optimizer step. With --desired-kl it is RL's first one."""
     desired_kl: Annotated[float | None, POSITIVE] = 0.02
     """How far an RL update should move the policy, in nats per token: after each update the learning rate is multiplied
-    by the square root of this over the measured KL, by at most 3 and at least 1/3 (None: it stays --lr)."""
+    by this over the measured KL, by at most 3 and at least 1/3 (None: it stays --lr)."""
     warmup_lr: Annotated[float | Literal["auto"], POSITIVE] = "auto"
     """Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else 3e-6)."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01

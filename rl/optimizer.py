@@ -64,10 +64,10 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
     """Choose RL's next learning rate, so that an update moves the policy by about `desired_kl` nats per token.
 
     kl: how far the last update moved the policy, in nats per token. If it is None or NaN, or without `desired_kl`, the
-    learning rate stays. The KL divergence of two policies grows with the square of their distance, and the distance
-    with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most MAX_LR_CHANGE
-    and at least its inverse, and never exceeds MAX_LR_GROWTH * lr. (Schulman et al. 2017, section 4, let a penalty's
-    weight follow KL.)
+    learning rate stays. The measured KL of an update grows nearly in proportion to the learning rate (with its power
+    0.84), because the clip and Adam's momentum hold a large step back. So the learning rate is multiplied by
+    desired_kl / kl, but by at most MAX_LR_CHANGE and at least its inverse, and never exceeds MAX_LR_GROWTH * lr.
+    (Schulman et al. 2017, section 4, let a penalty's weight follow KL.)
 
     Updates of the transition do not count. They learn from the teacher's greedy tokens, and the same learning rate then
     moves the policy several times as far as in RL (docs/LOG.md, "The learning rate follows KL").
@@ -76,5 +76,5 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
     if desired_kl is None or kl is None or math.isnan(kl):
         return
     group = optimizer.param_groups[0]
-    change = math.sqrt(desired_kl / max(kl, desired_kl / MAX_LR_CHANGE**2))
+    change = desired_kl / max(kl, desired_kl / MAX_LR_CHANGE)
     group[RL_LR] = min(group["lr"] * max(change, 1 / MAX_LR_CHANGE), MAX_LR_GROWTH * settings.lr)

@@ -20,8 +20,8 @@ MAX_UPDATES_WITHOUT_SIGNAL = 10  # after this many updates in a row without an o
 def student_kl(sums: Mapping[str, float]) -> float | None:
     """Approximate KL of the student's own decisions, in nats per token; None without such decisions.
 
-    k3 estimates a KL divergence from samples of the old policy. The teacher's tokens are not: where the student gave
-    one a probability of 0.05 and now gives it 0.064, k3 says 0.033, while the KL divergence is about 0.002.
+    It is estimated from samples of the old policy, and the teacher's tokens are not: where the student gave one a
+    probability of 0.05 and now gives it 0.064, the estimate is 0.03, while the KL divergence is about 0.002.
     """
     decisions = sums.get("student_decisions", 0.0)
     return sums["student_kl"] / decisions if decisions else None

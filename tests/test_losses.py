@@ -159,17 +159,19 @@ def test_exact_kl_and_entropy_are_those_of_torch_distributions(generator, execut
         )
 
 
-@pytest.mark.parametrize("logratio", [1e-5, 1e-4, -1e-3])
-def test_approx_kl_of_a_small_step_is_half_the_squared_log_ratio(logratio):
-    # Steps at a learning rate of 1e-6 are this small; 1 - 1 in float32 would leave nothing but rounding.
-    old = torch.zeros(1, A)
-    estimate = approx_kl(old + logratio, old, torch.ones(1, A, dtype=torch.bool)).item()
-    assert estimate == pytest.approx(logratio**2 / 2, rel=1e-2)
-
-
-def test_approx_kl_has_the_mean_of_the_exact_one(generator):
-    old, new = (random_logprobs(generator)[:1, :1].double() for _ in range(2))
+def test_approx_kl_is_near_the_exact_one_of_a_small_step(generator):
+    old = random_logprobs(generator)[:1, :1].double()
+    new = (old + 0.05 * torch.randn(old.shape, generator=generator)).log_softmax(-1)
     # Expectation over the tokens that the old policy draws, by enumeration of all 256.
     estimates = approx_kl(new[0, 0, :, None], old[0, 0, :, None], torch.ones(V, 1, dtype=torch.bool))
     expected = (old[0, 0].exp() * estimates).sum().item()
-    assert expected == pytest.approx(exact_kl(old, new, torch.ones(1, 1)).item())
+    assert expected == pytest.approx(exact_kl(old, new, torch.ones(1, 1)).item(), rel=0.05)
+
+
+def test_one_token_with_a_large_ratio_does_not_make_up_the_approx_kl():
+    """A rollout of 256 decisions of 56 tokens that moved by 0.02 nats, in which one token is 57 times as likely."""
+    count = 256 * 56
+    logratio = torch.full((1, count), math.sqrt(2 * 0.02))
+    logratio[0, 0] = math.log(57)
+    estimate = approx_kl(logratio, torch.zeros(1, count), torch.ones(1, count, dtype=torch.bool)).item()
+    assert estimate == pytest.approx(0.02, rel=0.03)
