@@ -200,7 +200,7 @@ class UpdateConfig:
     warmup_epochs: Annotated[int | Literal["auto"], POSITIVE] = "auto"
     """Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else 1)."""
     batch_size: Annotated[int, POSITIVE] = 64
-    """Decisions per optimizer step, over all ranks."""
+    """Decisions per optimizer step at most, over all ranks: a rollout is divided into equal parts."""
     micro_batch_size: Annotated[int | Literal["auto"], POSITIVE, CHANGEABLE] = "auto"
     """Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit)."""
     lr: Annotated[float, POSITIVE] = 3e-5

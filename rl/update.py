@@ -6,6 +6,7 @@ A row is active if it can contribute a gradient (`rows_that_learn`). Inactive ro
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -217,10 +218,12 @@ def draw_minibatches(
 ) -> Iterator[tuple[Batch, int]]:
     """Deal all rows into random minibatches. Yields each one's active rows, and its size with the inactive ones.
 
-    The rows of the whole epoch are gathered at once. The minibatches are views of them, so that taking one does not
-    make the CPU wait for the GPU.
+    The minibatches are equal parts of the rows, of at most `batch_size`: a remainder of a few rows would take a whole
+    optimizer step, too, and Adam's steps are as long for a noisy gradient. The rows of the whole epoch are gathered at
+    once. The minibatches are views of them, so that taking one does not make the CPU wait for the GPU.
     """
-    minibatches = torch.randperm(len(batch), generator=generator).split(batch_size)
+    num_minibatches = math.ceil(len(batch) / batch_size)
+    minibatches = torch.randperm(len(batch), generator=generator).tensor_split(num_minibatches)
     active_rows = [rows[active[rows]] for rows in minibatches]
     parts = batch[torch.cat(active_rows)].split([len(rows) for rows in active_rows])
     return zip(parts, map(len, minibatches), strict=True)

@@ -74,9 +74,7 @@ def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page)
 def test_at_the_end_a_run_logs_its_students_changes_over_all_tasks_and_no_others(tmp_path, caplog):
     caplog.set_level("INFO")
     rows = [{key: value for key, value in row.items() if "sampled" not in key} for row in ROWS]
-    folder = store(
-        tmp_path, rows
-    )  # as with --eval-trials 0; the teacher is not its first student
+    folder = store(tmp_path, rows)  # as with --eval-trials 0; the teacher is not its first student
     store_outcomes(folder, 0, student=[False, False])
     store_outcomes(folder, 300, student=[True, True])
     conclude(folder)

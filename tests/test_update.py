@@ -14,7 +14,7 @@ from contracts import BadInput, SelfCheckError
 from rl.losses import approx_kl
 from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
 from rl.phases import phase_at, settle_warmup
-from rl.update import Learner, prepare_batch, update
+from rl.update import Learner, draw_minibatches, prepare_batch, update
 from rl.update_metrics import stop_without_signal
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of
 
@@ -223,6 +223,17 @@ def test_a_micro_batchs_graph_is_gone_when_the_next_one_begins(batch, distil, fa
     policy = OneGraphAtATime(failing_pass)
     learn(policy, batch, torch.ones(N), distil=distil, micro_batch_size=3)
     assert list(dict.fromkeys(policy.sizes)) == sizes
+
+
+def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
+    """No remainder of one row takes a whole step. Their sizes count inactive rows."""
+    active = ADVANTAGES != 0
+    for batch_size, sizes in ((7, [4, 4]), (3, [3, 3, 2]), (N, [N])):
+        generator = torch.Generator().manual_seed(0)
+        minibatches = list(draw_minibatches(batch, active, batch_size, generator))
+        assert [size for _, size in minibatches] == sizes
+        rows = torch.cat([minibatch.student_logprobs for minibatch, _ in minibatches])
+        assert sorted(rows.tolist()) == sorted(batch.student_logprobs[active].tolist())
 
 
 # degenerate rollouts
