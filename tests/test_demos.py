@@ -22,9 +22,11 @@ from envs.worker import InlineWorker, NoAnswer
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
-from workshop.demos import DemosArgs, Player, attempt_of, collect, draw_perturbation, main
-from workshop.noisy_episode import noise_bursts
+from workshop.demos import DemosArgs, Player, attempt_of, collect, draw_perturbation
+from workshop.label_shares import fullest_bins
+from workshop.noisy_episode import noise_bursts, record_episode
 
+NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
 OUT = Path("unused")
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -80,6 +82,23 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
 
 
+def test_no_value_of_a_motion_is_a_spike_among_the_labels():
+    """A spike is what an unsure policy does greedily: the robot stood still, while sampling solved the task."""
+    env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
+    labels = []
+    for index in range(6):
+        attempt = attempt_of(_args(init_states="fresh"), 0, index)
+        result, episode = record_episode(env, attempt, frame_every=NO_MORE_FRAMES, looks="")
+        assert result.success
+        labels.append(episode.actions)
+    env.close()
+    motions = np.concatenate(labels)[:, :6]
+    assert (fullest_bins(motions) < 0.05).all()
+    assert (
+        np.linalg.norm(motions, axis=1).min() > 1e-3
+    )  # no frame without motion, as in LIBERO's `no_noops` data
+
+
 def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
     attempt = attempt_of(_args(), 0, 1)
     noise = noise_bursts(attempt.noise_scale, 220, attempt.noise_generator)
@@ -118,9 +137,9 @@ def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played_
 
 
 def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
-    main(["--out", str(tmp_path), "--episodes", "1"])
+    collect(DemosArgs(tmp_path, episodes=1))
     with pytest.raises(BadInput, match=str(tmp_path)):
-        main(["--out", str(tmp_path), "--episodes", "1", "--seed", "1"])
+        collect(DemosArgs(tmp_path, episodes=1, seed=1))
     assert len(played_ids) == 1
 
 

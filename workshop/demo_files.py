@@ -25,7 +25,7 @@ METAWORLD_SIZES = (4, 4)
 
 @dataclass(frozen=True)
 class DemoEpisode:
-    """A successful episode. Action t is the expert's action in the state after t executed (noisy) actions."""
+    """A successful episode. Action t is the expert's action, with its tremor, in the state after t executed actions."""
 
     # [F][cameras], agentview then wrist; images (256, 256, 3), upright like Observation.images
     jpegs: list[list[bytes]]

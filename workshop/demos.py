@@ -1,4 +1,4 @@
-"""Collect demonstrations of a scripted expert: noisy episodes, labelled with what the expert wanted to do.
+"""Collect demonstrations of a scripted expert whose hand is as uneven as a person's, with bursts of noise in between.
 
 python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
 
@@ -41,6 +41,7 @@ from envs.tasks import METAWORLD
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
 from experiment.terminal import say, show_progress
 from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, episode_path, write_episode
+from workshop.label_shares import describe, fullest_bins, labels_of
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
 JOURNAL_FILE = "attempts.jsonl"
@@ -55,7 +56,7 @@ Outcome = Literal["success", "failure", "fault"]
 
 @dataclass(frozen=True)
 class DemosArgs:
-    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
+    """Collect demonstrations of the scripted expert: its uneven motions, with bursts of noise in between."""
 
     out: Path
     """Folder to write, or to go on with."""
@@ -292,7 +293,9 @@ def draw_perturbation(args: DemosArgs, task_id: int, index: int) -> Perturbation
 
 
 def main(argv: Sequence[str]) -> None:
-    collect(parse_flags(DemosArgs, argv, prog="python -m workshop.demos"))
+    args = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
+    collect(args)
+    print(describe(fullest_bins(labels_of(args.out))))
 
 
 if __name__ == "__main__":

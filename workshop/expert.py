@@ -26,7 +26,10 @@ LOWER = "lower"  # the last centimetres straight down
 RELEASE = "release"  # open the fingers
 RETREAT = "retreat"  # go up, away from the bowl on its target
 
-GAIN_PER_M = 40.0  # an error of 25 mm or more gives full action, which moves the hand 13 mm an env step
+# An error of 25 mm or more gives MAX_MOVE, which moves the hand 10 mm an env step. It is below full action, so that the
+# noise on it (workshop/noisy_episode.py) is hardly ever clipped.
+GAIN_PER_M = 32.0
+MAX_MOVE = 0.8
 GAIN_PER_RAD = 2.4
 MAX_TURN = 0.5  # share of the rotation's full action: 0.07 rad an env step
 
@@ -195,7 +198,8 @@ def action_of(stage: str, state: State, plan: Plan) -> np.ndarray:
     turn = np.clip(_turn_error(state, plan) * GAIN_PER_RAD, -MAX_TURN, MAX_TURN)
     opens = stage in (HOVER, DESCEND, RELEASE, RETREAT)
     gripper = -1.0 if opens else 1.0
-    return np.concatenate([move / max(1.0, np.abs(move).max()), turn, [gripper]])
+    slowdown = max(1.0, np.abs(move).max() / MAX_MOVE)
+    return np.concatenate([move / slowdown, turn, [gripper]])
 
 
 def _position_error(stage: str, state: State, plan: Plan) -> np.ndarray:

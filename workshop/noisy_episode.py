@@ -1,4 +1,10 @@
-"""Let a scripted expert play one episode under noise, and record frames with the expert's actions as labels."""
+"""Let a scripted expert play one episode as unevenly as a person would, and record frames with the executed actions.
+
+The expert alone is too exact to learn from: whole stages of an episode move along one axis only, so that a large share
+of its labels is exactly 0, or exactly the largest move. A policy that is unsure spreads its probability over many
+actions, and such a spike becomes its most likely one: the robot stands still. A person's hand is never so even, so the
+expert gets a `tremor` at every env step. It is part of the action and of the label.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +19,9 @@ from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.expert import Expert
 from workshop.metaworld_expert import MetaWorldExpert
 
-# The noise on the executed motions: see `noise_bursts`.
+# The noise on the motions, of `tremor` and of `noise_bursts`: Ornstein-Uhlenbeck processes.
 NOISE_RHO = 0.8  # share of the noise of one env step that remains in the next
+TREMOR = 0.1  # standard deviation of the tremor, as a share of full action
 # Turns get less noise than moves, because the expert's turns are smaller than its moves in about the same proportion.
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])
 BURST_STEPS = (3, 9)  # env steps of a burst: 3 to 8
@@ -53,7 +60,9 @@ def record_episode(
 
     Returns the last result and, if the expert succeeded, the episode. looks: as in `DemoEpisode`.
     """
-    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, env.action_dim - 1)
+    num_motions = env.action_dim - 1
+    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, num_motions)
+    uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator, num_motions)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
     start = Start(attempt.init_state_id, attempt.seed, perturbation=attempt.perturbation)
     result = env.reset(start, observe=has_frame[0])
@@ -66,17 +75,25 @@ def record_episode(
             recording.jpegs.append([encode_jpeg(image) for image in result.observation.images])
             recording.proprio.append(result.observation.proprio)
             recording.frame_steps.append(result.env_steps)
-        label = expert.decide()
+        label = with_motion(expert.decide(), uneven[result.env_steps])
         recording.labels.append(label)
-        executed = label.copy()
-        executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # no noise on the gripper
+        executed = with_motion(label, noise[result.env_steps])
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
     if not result.success:
         return result, None
     # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the end.
     # It is filled up with the expert's action in the final state (to let go of the bowl).
-    recording.labels += [expert.decide()] * CHUNK_LENGTH
+    last = expert.decide()
+    beyond_the_end = uneven[result.env_steps : result.env_steps + CHUNK_LENGTH]
+    recording.labels += [with_motion(last, motion) for motion in beyond_the_end]
     return result, make_episode(recording, attempt, env.instruction, result.env_steps, looks)
+
+
+def with_motion(action: np.ndarray, motion: np.ndarray) -> np.ndarray:
+    """The action (7,) with `motion` (6,) added to its six motions, within [-1, 1]; the gripper stays as it is."""
+    moved = action.copy()
+    moved[:-1] = np.clip(moved[:-1] + motion, -1.0, 1.0)
+    return moved
 
 
 def make_episode(
@@ -105,6 +122,14 @@ def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bo
     is_due = [(step - first_frame) % frame_every == 0 for step in range(len(noise) + 1)]
     is_noisy = [bool(noise[step : step + CHUNK_LENGTH].any()) for step in range(len(noise) + 1)]
     return [due and not noisy for due, noisy in zip(is_due, is_noisy, strict=True)]
+
+
+def tremor(num_steps: int, generator: np.random.Generator, num_motions: int = 6) -> np.ndarray:
+    """The unevenness of the expert's motions at each env step, (num_steps, num_motions): smooth noise."""
+    noise = generator.standard_normal((num_steps, num_motions))
+    for step in range(1, num_steps):
+        noise[step] = NOISE_RHO * noise[step - 1] + np.sqrt(1 - NOISE_RHO**2) * noise[step]
+    return TREMOR * NOISE_WEIGHTS[:num_motions] * noise
 
 
 def noise_bursts(
