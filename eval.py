@@ -40,8 +40,7 @@ from experiment.results import (
     read_results,
     save_results,
 )
-from experiment.start_times import StartTimes
-from experiment.terminal import print_due_lines, say, show_progress
+from experiment.terminal import say, show_progress
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
     from rl.rollout import Rollout
@@ -67,31 +66,25 @@ def evaluate(config: EvalConfig) -> Results:
 def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results, Results | None]:
     """Plan and play what is missing. Returns the plan, the results and those of --compare-with."""
     keep_compiled_code()
-    times = StartTimes()
-    with print_due_lines(times.due_line):
-        from experiment.file_lock import lock_file
-        from experiment.setup import choose_looks
+    from experiment.file_lock import lock_file
+    from experiment.setup import choose_looks
 
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
-        times.begin("tasks")
-        plan = plan_episodes(config, argv)
-        times.begin("assets")
-        assets = choose_looks(config.simulator.assets, config.model, config.suites)
-        # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
-        config = replace(config, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
-        with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
-            try:
-                results, before = play_all(config, plan, out, times)
-            except KeyboardInterrupt:
-                say(
-                    f"stopped; finished episodes are saved: to continue, run the same command with --out {out}"
-                )
-                raise
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
+    plan = plan_episodes(config, argv)
+    assets = choose_looks(config.simulator.assets, config.model, config.suites)
+    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
+    config = replace(config, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
+    with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
+        try:
+            results, before = play_all(config, plan, out)
+        except KeyboardInterrupt:
+            say(f"stopped; finished episodes are saved: to continue, run the same command with --out {out}")
+            raise
     return plan, results, before
 
 
-def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tuple[Results, Results | None]:
+def play_all(config: EvalConfig, plan: Plan, out: Path) -> tuple[Results, Results | None]:
     """Play and save the missing episodes. Returns the results and those of --compare-with.
 
     If --compare-with names a checkpoint, that plays the same episodes, and its results file is STEM-before.json.
@@ -99,14 +92,14 @@ def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tu
     compare_with = config.compare_with
     if compare_with is None or compare_with.endswith(".json"):
         before = None if compare_with is None else read_results(Path(compare_with))
-        results = play(config, plan, out, before, times)
+        results = play(config, plan, out, before)
     else:
         plan_before = replace(plan, header={**plan.header, **origin_of(compare_with)})
         config_before = replace(config, model=replace(config.model, checkpoint=compare_with))
         out_before = out.with_name(f"{out.stem}-before.json")
-        check_evaluation(config_before, plan_before, out_before, times)
-        results = play(config, plan, out, None, times)
-        before = play(config_before, plan_before, out_before, results, times)
+        check_evaluation(config_before, plan_before, out_before)
+        results = play(config, plan, out, None)
+        before = play(config_before, plan_before, out_before, results)
     save_results(results, plan, before)
     return results, before
 
@@ -142,9 +135,7 @@ def origin_of(checkpoint: str) -> dict[str, object]:
     return {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
 
 
-def play(
-    config: EvalConfig, plan: Plan, out: Path, compared_with: Results | None, times: StartTimes
-) -> Results:
+def play(config: EvalConfig, plan: Plan, out: Path, compared_with: Results | None) -> Results:
     """Play the planned episodes that the results file `out` lacks, suite by suite.
 
     `compared_with`: results of the other policy. Raises BadInput if `out` holds a different evaluation, or if the two
@@ -158,7 +149,6 @@ def play(
         if results is not None and not missing_episodes(plan, suite, results):
             continue
         # Load the policy again for each suite, because the action statistics differ between suites.
-        times.begin("weights")
         policy = load_policy(config.model, suite)
         settings = settings_of(config, policy)
         if results is None:
@@ -172,14 +162,13 @@ def play(
             )
         missing = missing_episodes(plan, suite, results)
         if missing:
-            play_suite(config, policy, suite, plan, missing, results, times)
+            play_suite(config, policy, suite, plan, missing, results)
         del policy  # free its memory before the next one is loaded
-        times.restart()
     assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
 
 
-def check_evaluation(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> None:
+def check_evaluation(config: EvalConfig, plan: Plan, out: Path) -> None:
     """Raise BadInput if an evaluation cannot be played, before hours are spent on another one. Plays nothing.
 
     The policy is loaded for it, and once more when it plays.
@@ -187,7 +176,6 @@ def check_evaluation(config: EvalConfig, plan: Plan, out: Path, times: StartTime
     from experiment.eval_episodes import settings_of
     from experiment.setup import load_policy
 
-    times.begin("weights")
     policy = load_policy(config.model, config.suites[0])
     check_suites(config, policy)
     open_results(out, settings_of(config, policy), plan)
@@ -234,12 +222,8 @@ def play_suite(
     plan: Plan,
     missing: Sequence[EpisodeKey],
     results: Results,
-    times: StartTimes,
 ) -> None:
-    """Check the policy, and play the `missing` episodes of one suite.
-
-    `times`: of what came before in the start.
-    """
+    """Check the policy, and play the `missing` episodes of one suite."""
     from experiment.stopping import interruptible
     from rl.selfcheck import attention_probe, image_probe, made_up_observation
 
@@ -247,17 +231,13 @@ def play_suite(
     observation = made_up_observation(policy, tasks[missing[0].task_id].instruction)
     spec = env_spec(config, suite, policy.num_images)
     num_envs = choose_num_envs(config.simulator, spec, policy, len(missing))
-    times.begin("checks")
     prepare = policy.model_inputs.prepare_images
     with interruptible(), make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
         pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
         attention_probe(policy, observation)
         image_probe(policy, observation)
         save_results(results, plan)
-        times.begin("simulators")
         pool.wait_until_built()
-        times.end()
-        say(f"{suite}: start {times}")
         rollout = play_and_save(config, policy, pool, plan, missing, results)
     recorded = dict(policy.describe()).get("recorded")
     ending = f"; recorded {recorded}" if recorded else ""

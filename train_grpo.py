@@ -59,8 +59,7 @@ from experiment.metrics import (
     update_line,
     why_nothing_was_learned,
 )
-from experiment.start_times import StartTimes
-from experiment.terminal import Activity, is_first_rank, log_to_terminal, print_due_lines, show_progress
+from experiment.terminal import Activity, log_to_terminal, show_progress
 from rl.phases import PhaseState, phase_at
 
 if TYPE_CHECKING:
@@ -80,20 +79,17 @@ def main(argv: Sequence[str]) -> None:
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
     keep_compiled_code()
 
-    times = StartTimes()
-    with print_due_lines(times.due_line, shown=is_first_rank()):
-        from preflight import set_up
-        from rl.launcher import start_ranks
+    from preflight import set_up
+    from rl.launcher import start_ranks
 
-        times.end()
-        log_to_terminal()
-        if command.config.run.data_parallel:
-            start_ranks()
-        with set_up(command, times) as setup:
-            if command.check_only:
-                log.info(setup.checks.summary())
-            else:
-                train_in_folder(setup, command.resume, argv)
+    log_to_terminal()
+    if command.config.run.data_parallel:
+        start_ranks()
+    with set_up(command) as setup:
+        if command.check_only:
+            log.info(setup.checks.summary())
+        else:
+            train_in_folder(setup, command.resume, argv)
 
 
 def run_training(config: TrainConfig) -> Path:
@@ -109,7 +105,7 @@ def run_training(config: TrainConfig) -> Path:
     from preflight import set_up
 
     log_to_terminal()
-    with set_up(Command(config), StartTimes()) as setup:
+    with set_up(Command(config)) as setup:
         return train_in_folder(setup, None, argv=["--config", "RUN"])  # the flags that would repeat it
 
 
@@ -119,10 +115,7 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
     from experiment.setup import log_setup, open_run, save_first_files
     from experiment.stopping import interruptible, until_the_end
 
-    times = setup.checks.times
-    times.begin("run folder")
     run = open_run(setup, resume, argv)
-    times.end()
     with interruptible(), until_the_end(run):
         log_setup(setup, run.folder)
         if resume is None:
@@ -211,7 +204,7 @@ def show_update(
     metrics: Mapping[str, float],
 ) -> None:
     """Log the line of an update, with the time left, and the reason if nothing was learned."""
-    from experiment.cost import time_left
+    from experiment.time_left import time_left
 
     update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
     seconds_left = time_left(config, state, rollout, update_s, run.episode_s)

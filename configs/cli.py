@@ -40,7 +40,7 @@ class Command:
     """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning.
 
     Most used:
-    --check-only: check machine, simulator and checkpoint, say how long the run will take, and stop
+    --check-only: check machine, simulator and checkpoint, and stop
     --preset tiny: the bundled small policy, on a CPU
     --task-suite SUITE --task-ids ID ...: what to learn
     --checkpoint PATH_OR_HUB_ID: where to start

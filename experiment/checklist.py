@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, ParamSpec
 
-from experiment.start_times import StartTimes
 from experiment.terminal import is_first_rank, say
 
 P = ParamSpec("P")
@@ -22,22 +21,19 @@ class Check:
 class Checks:
     """Runs checks and keeps their results. With `printed` (`--check-only`) each result is a line on the screen."""
 
-    def __init__(self, times: StartTimes, printed: bool = False) -> None:
+    def __init__(self, printed: bool = False) -> None:
         self.results: dict[str, Check] = {}  # by name, in the order in which the checks ran
-        self.times = times
         self._print = printed and is_first_rank()
 
     def run(self, name: str, check: Callable[P, Check | str], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run a check, which raises BadInput for a failure, and add its result."""
-        self.times.begin(name)
         self.add(name, check(*args, **kwargs))
 
     def add(self, name: str, result: Check | str) -> None:
-        """Add a result to the list, and end the part of the start that is under way. A text is ok."""
+        """Add a result to the list. A text is ok."""
         self.results[name] = Check("ok", result) if isinstance(result, str) else result
-        seconds = self.times.end()
         if self._print:
-            say(f"{self.results[name].status:8} {name:14} {seconds:5.1f} s  {self.results[name].text}")
+            say(f"{self.results[name].status:8} {name:14} {self.results[name].text}")
 
     def summary(self) -> str:
         """One line: the number of checks, and how many had each status."""
@@ -45,8 +41,8 @@ class Checks:
         return f"{counts['ok']} ok, {counts['warning']} with a warning"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Summary, seconds and warnings as rows (title, text) of the table that a run logs at its start."""
-        rows = [("checks", self.summary()), ("start", str(self.times))]
+        """Summary and warnings as rows (title, text) of the table that a run logs at its start."""
+        rows = [("checks", self.summary())]
         for name, check in self.results.items():
             if check.status == "warning":
                 rows.append(("warning", f"{name}: {check.text}"))

@@ -1,4 +1,4 @@
-"""What eval.py prints at its end: the tables of success rates, and how they compare with what others report."""
+"""What eval.py prints at its end: the tables of success rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from configs.eval_config import EvalConfig
 from experiment.results import Plan, Results
 from experiment.results_table import comparison_table, perturbation_table, results_table
-from experiment.statistics import count_successes
 from experiment.terminal import say
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
@@ -20,7 +19,6 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
     say("\n".join(results_table(results, plan)))
     if config.init_states == "benchmark":
         print_trained_states(config, plan)
-    print_reported(config, results, plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*comparison_table(before, results, plan), sep="\n")
@@ -53,28 +51,3 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
             f"{num_trained} of {len(plan.keys)} episodes start from initial states that {config.model.checkpoint} was "
             "trained on: for held-out success leave them out with --first-init-state and --trials"
         )
-
-
-def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
-    """Print how the success on each suite compares with what others report for the checkpoint, if they do."""
-    from experiment.reported import compare_with_reports
-
-    simulator = config.simulator
-    if (
-        simulator.bddl_file is not None
-        or simulator.max_env_steps is not None
-        or config.init_states == "fresh"
-    ):
-        return
-    settings = results.settings
-    for suite, tasks in plan.tasks.items():
-        comparison = compare_with_reports(
-            settings["checkpoint"],
-            suite,
-            [task.task_id for task in tasks],
-            settings["mode"],
-            count_successes(results.outcomes(suite).values()),
-            settings["assets"],
-        )
-        if comparison is not None:
-            say(comparison.sentence)

@@ -12,7 +12,6 @@ from configs.sections import PhaseConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best, save_state
 from experiment.report import update_report
-from experiment.reported import compare_with_reports
 from experiment.run_files import Outcome, outcomes_path
 from experiment.run_folder import Run
 from experiment.statistics import Successes
@@ -67,7 +66,7 @@ def evaluate_and_record(
         validation = validate(learner, pool, config, known_teacher)
     run.episode_s = (time.perf_counter() - started) / validation.num_played
     record_validation(run, state, validation)
-    check_validation(config, learner, state, validation)
+    check_validation(config, state, validation)
     keep_validation(config, run, learner, state, validation)
 
 
@@ -80,12 +79,9 @@ def record_validation(run: Run, state: TrainerState, validation: Validation) -> 
         update_report(run.folder)
 
 
-def check_validation(
-    config: TrainConfig, learner: Learner, state: TrainerState, validation: Validation
-) -> None:
+def check_validation(config: TrainConfig, state: TrainerState, validation: Validation) -> None:
     """Check the first evaluation, and the one after the warmup. Raises BadInput if the run cannot learn."""
     if state.evaluated_at is None:
-        compare_start(config, learner, validation)
         check_baseline(config, validation)
     if warmup_has_ended(config, state):
         check_imitation(config.phases, validation)
@@ -106,29 +102,6 @@ def keep_validation(
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
         save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
-
-
-def compare_start(config: TrainConfig, learner: Learner, validation: Validation) -> None:
-    """Log how the checkpoint's success compares with what others report for it.
-
-    This happens if others report one, and the run has no --bddl-file, --max-env-steps or other teacher. The teacher of
-    the first evaluation is then the checkpoint as it was downloaded.
-    """
-    task = config.task
-    simulator = config.simulator
-    is_changed = simulator.bddl_file is not None or simulator.max_env_steps is not None
-    if is_changed or config.phases.teacher_checkpoint is not None:
-        return
-    comparison = compare_with_reports(
-        str(config.model.checkpoint),
-        task.task_suite,
-        task.task_ids,
-        learner.teacher_mode,
-        validation.teacher,
-        assets=simulator.assets,
-    )
-    if comparison is not None:
-        log.log(logging.WARNING if comparison.is_below else logging.INFO, "%s", comparison.sentence)
 
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:

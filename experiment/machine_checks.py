@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from configs.config import TrainConfig
-from configs.sections import ModelConfig, RunConfig, SimulatorConfig
+from configs.sections import ModelConfig, SimulatorConfig
 from contracts import GIB, BadInput, first_line, output_place
 from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
 from envs.worker import NoAnswer, ask
@@ -20,17 +20,12 @@ from experiment.simulators import SimulatorCount, ranks_here
 from experiment.terminal import is_first_rank
 from vla.adapter_folder import base_and_adapter
 from vla.device import choose_device
-from vla.policy import Policy
-
-COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
-RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
 
 
 def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str:
     """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name. Raises BadInput."""
     checks.run("versions", check_installed)
     checks.run("device", check_device, model)
-    checks.times.begin("rendering")
     renderer = find_renderer_apart()
     checks.run("rendering", check_renderer, renderer)
     if simulator.simulators == "ray":
@@ -101,7 +96,7 @@ def check_main_memory(simulators: SimulatorCount) -> Check:
 def check_output(config: TrainConfig, resume: str | None) -> None:
     """Check that the run folder can be written, before the work begins. Raises BadInput.
 
-    A resumed run knows how large its checkpoints are. For a new run `check_disk` estimates it from the loaded policy.
+    A resumed run also needs room for one more checkpoint.
     """
     if resume is None:
         with output_place(Path(config.run.output), "--output"):
@@ -116,17 +111,3 @@ def check_output(config: TrainConfig, resume: str | None) -> None:
         raise BadInput(
             f"--resume {resume}: {free:.0f} MiB are free, and a checkpoint has {needed:.0f}: free disk space"
         )
-
-
-def check_disk(run: RunConfig, policy: Policy) -> Check:
-    """Check that the checkpoints that a run keeps fit on the disk. Raises BadInput."""
-    output = Path(run.output).absolute()
-    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = shutil.disk_usage(existing_folder).free / GIB
-    trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
-    checkpoints = run.keep_checkpoints + 2  # `best`, and one that is being written
-    needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
-    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records need {needed:.1f} GiB"
-    if free < needed:
-        raise BadInput(f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints")
-    return Check("ok", text)

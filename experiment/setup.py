@@ -255,7 +255,7 @@ def weights_fingerprint(policy: Policy) -> str:
 
 
 def log_setup(setup: Setup, folder: Path) -> None:
-    """Log what is about to run: policy, teacher, tasks, assets, folder, warnings, and how long it will take."""
+    """Log what is about to run: policy, teacher, tasks, assets, folder and warnings."""
     config = setup.config
     update = config.update
     results = setup.checks.results
@@ -271,7 +271,5 @@ def log_setup(setup: Setup, folder: Path) -> None:
     rows.append(("report", f"{folder / 'report' / 'index.html'}, written after every evaluation"))
     rows.append(("simulators", results["simulators"].text))
     rows.extend(setup.checks.rows())
-    rows.append(("speed", results["speed"].text))
-    rows.append(("this run", results["this run"].text))
     for name, text in rows:
         log.info("%-14s  %s", name, text)

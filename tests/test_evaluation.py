@@ -13,7 +13,7 @@ import torch
 
 import experiment.evaluation
 from configs.config import TrainConfig, changed
-from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.presets import PRESETS
 from configs.sections import EvaluationConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
@@ -270,28 +270,6 @@ def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_
     assert not caplog.messages
     check(pure_rl, teacher=9, sampled=10)
     assert "10/10" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("successes", "settings", "level"),
-    [
-        (2, {}, "WARNING"),
-        (9, {}, "INFO"),
-        (2, {"teacher": "another/policy"}, None),
-        (2, {"max_env_steps": 100}, None),
-        (2, {"checkpoint": "owner/policy"}, None),
-    ],
-)
-def test_only_the_first_evaluation_is_compared_with_what_others_report(
-    run, learner, caplog, successes, settings, level
-):
-    caplog.set_level("INFO")
-    config = changed(CONFIG, **{"checkpoint": PUBLIC_CHECKPOINTS["libero_spatial"], **settings})
-    state = TrainerState()
-    for step in (0, 100):
-        evaluate_at(step, run, learner, state, successes, config)
-    lines = [record.levelname for record in caplog.records if "others report" in record.getMessage()]
-    assert lines == ([] if level is None else [level])
 
 
 # files

@@ -15,7 +15,6 @@ from experiment.eval_episodes import choose_mode, episode_of, settings_of
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations
-from experiment.start_times import StartTimes
 from experiment.statistics import Successes
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy, make_small_checkpoint
@@ -229,7 +228,7 @@ def test_what_is_wrong_with_the_other_checkpoint_is_found_before_the_first_one_p
     model = ModelConfig(checkpoint=str(small), device="cpu")
     config = EvalConfig(model, SimulatorConfig(assets="lowpoly"), compare_with=str(other), **settings)
     with pytest.raises(BadInput, match=problem):
-        eval_program.play_all(config, PLAN, tmp_path / "r.json", StartTimes())
+        eval_program.play_all(config, PLAN, tmp_path / "r.json")
 
 
 def test_comparison_pairs_equal_episodes_only(results, tmp_path):

@@ -6,10 +6,8 @@ import threading
 
 import pytest
 
-import experiment.start_times
 import experiment.terminal
 from command_line import fit_to_terminal
-from experiment.start_times import StartTimes
 from experiment.terminal import PERIOD_S, Activity, clock, log_to_terminal, print_due_lines, show_progress
 
 
@@ -17,9 +15,7 @@ from experiment.terminal import PERIOD_S, Activity, clock, log_to_terminal, prin
 def now(monkeypatch):
     """A clock that a test sets: `now["s"]`."""
     clock = {"s": 1000.0}
-    for module in (experiment.terminal, experiment.start_times):
-        monkeypatch.setattr(module.time, "monotonic", lambda: clock["s"])
-        monkeypatch.setattr(module.time, "perf_counter", lambda: clock["s"])
+    monkeypatch.setattr(experiment.terminal.time, "monotonic", lambda: clock["s"])
     return clock
 
 
@@ -47,26 +43,6 @@ def test_short_activities_one_after_the_other_are_told_as_often_as_one_long_one(
             lines.append(activity.due_line())
     told = [line for line in lines if line is not None]
     assert len(told) == 8 * 15 // PERIOD_S
-
-
-def test_a_part_of_the_start_is_told_if_it_takes_a_while_and_the_next_one_anew(now):
-    times = StartTimes()
-    times.restart()
-    times.begin("imports")
-    told = []
-    for second in range(50):
-        if second == 26:
-            times.begin("weights")
-        if second == 40:
-            times.end()
-        now["s"] += 1
-        told.append(times.due_line())
-    assert [line for line in told if line] == [
-        "starting: imports, 2 s",
-        "starting: imports, 22 s",
-        "starting: weights, 2 s",
-    ]
-    assert times.seconds == {"imports": 26.0, "weights": 14.0}
 
 
 def test_lines_are_printed_while_a_block_lasts_and_never_after_it(capsys):
