@@ -43,7 +43,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,11 +163,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not.
             batch = flatten(trajectories, learner.policy.action_dim)
             if not phase.distils:
-                advantages, critic_metrics = estimate_advantages(
+                batch, critic_metrics = estimate_advantages(
                     learner.critic, batch, trajectories, config, update_index
                 )
-                batch = replace(batch, advantages=advantages)
-                metrics |= advantage_metrics(advantages) | critic_metrics
+                metrics |= advantage_metrics(batch.advantages) | critic_metrics
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.

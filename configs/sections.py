@@ -186,9 +186,6 @@ class LossConfig:
     """Weight of the penalty for the exact KL divergence from the teacher's distribution (nats per token)."""
     entropy_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     """Weight of the bonus for entropy (nats per token)."""
-    aggregation: Literal["auto", "decision", "trajectory"] = "auto"
-    """What has equal weight in the loss. decision: every executed token; trajectory: every trajectory (auto: trajectory
-    with --advantage group, rloo or batch, else decision)."""
 
 
 @dataclass(frozen=True)

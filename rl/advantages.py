@@ -7,6 +7,7 @@ success, else 0. docs/HOW_IT_WORKS.md compares the kinds of advantage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,21 +27,43 @@ def estimate_advantages(
     trajectories: Sequence[Trajectory],
     config: TrainConfig,
     update_index: int,
-) -> tuple[Tensor, dict[str, float]]:
-    """The advantages (N,) that `--advantage` asks for, and the critic's metrics.
+) -> tuple[Batch, dict[str, float]]:
+    """Fill in the batch's advantages as `--advantage` says, and the weights that suit them; and the critic's metrics.
 
-    The critic stores the rollout afterwards, for later updates. It has no data in its first update, which uses the
-    advantages of `--advantage batch` instead.
+    The critic stores the rollout afterwards, for later updates. While it has no data, the advantages are those of
+    `--advantage batch`.
     """
     if critic is None:
-        return relative_returns(batch, trajectories, config.loss), {}
+        return with_relative_returns(batch, trajectories, config.loss), {}
     values = predict_values(critic, trajectories, config.run.seed, update_index)
     critic.remember(trajectories)
     if values is None:
-        return relative_returns(batch, trajectories, config.loss), {}
+        return with_relative_returns(batch, trajectories, replace(config.loss, advantage="batch")), {}
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
-    advantages = gae(values, batch, trajectories, config.loss.gae_lambda)
-    return advantages, {"train/explained_variance": explained_variance(values, returns[batch.trajectory])}
+    metrics = {"train/explained_variance": explained_variance(values, returns[batch.trajectory])}
+    return replace(batch, advantages=gae(values, batch, trajectories, config.loss.gae_lambda)), metrics
+
+
+def with_relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Batch:
+    """The batch with advantages that are computed from returns alone, and the weights that suit them.
+
+    Where trajectories are compared with one another, all of them have the same weight. Failed episodes are longer, and
+    would dominate a mean over tokens: at 65 % success the mean advantage would be about -0.5 in place of 0.
+    """
+    advantages = relative_returns(batch, trajectories, config)
+    if config.advantage == "absolute":
+        return replace(batch, advantages=advantages)
+    return replace(batch, advantages=advantages, weights=trajectory_weights(batch))
+
+
+def trajectory_weights(batch: Batch) -> Tensor:
+    """The weights (N,) of the decisions, with mean 1, that give the same weight to all trajectories.
+
+    Within a trajectory they are proportional to the executed tokens, as those of `rl.trajectory.token_weights`.
+    """
+    tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
+    trajectory_tokens = torch.bincount(batch.trajectory, tokens)  # (M,)
+    return (tokens * len(batch) / trajectory_tokens[batch.trajectory] / len(trajectory_tokens)).float()
 
 
 def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:

@@ -133,31 +133,6 @@ def policy_advantages(batch: Batch) -> Tensor:
     return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
 
 
-def weighs_trajectories(config: LossConfig) -> bool:
-    """Whether all trajectories have the same weight in the loss; otherwise all executed tokens have.
-
-    `auto` means trajectories for the advantages group, rloo and batch: failed episodes are longer, and would dominate a
-    mean over tokens.
-    """
-    if config.aggregation == "auto":
-        return config.advantage in ("group", "rloo", "batch")
-    return config.aggregation == "trajectory"
-
-
-def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
-    """The weights (N,) of the decisions in the loss, with mean 1.
-
-    They give the same weight to all trajectories (by_trajectory) or to all executed tokens. A decision's loss is a mean
-    over its executed tokens. So its weight is proportional to their number: a chunk that the end of the episode cut
-    short weighs less.
-    """
-    tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
-    if not by_trajectory:
-        return tokens * len(batch) / tokens.sum()
-    trajectory_tokens = torch.bincount(batch.trajectory, tokens)  # (M,)
-    return (tokens * len(batch) / trajectory_tokens[batch.trajectory] / len(trajectory_tokens)).float()
-
-
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean of each decision over its executed tokens or counted ratios: (B, A) or (B, L) -> (B,)."""
     return (values * mask).sum(-1) / mask.sum(-1)

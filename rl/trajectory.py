@@ -68,8 +68,8 @@ class Batch:
     """Decisions of a rollout, one row each; no padded time axis.
 
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
-    `flatten` sets advantages to 0 and weights to 1. Later `rl.advantages` computes the advantages, and `rl.update` the
-    weights and teacher_logprobs.
+    `flatten` sets advantages to 0, and gives all executed tokens the same weight. Later `rl.advantages` computes the
+    advantages and the weights that suit them, and `rl.update` the teacher_logprobs.
     """
 
     observations: list[Observation]  # N observations
@@ -116,16 +116,27 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
     num_tokens = len(decisions[0].tokens)
     executed_tokens = torch.tensor([decision.executed * action_dim for decision in decisions])
+    executed = torch.arange(num_tokens)[None, :] < executed_tokens[:, None]
     zeros = torch.zeros(num_tokens)
     logprobs = [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
     return Batch(
         observations=[d.observation for d in decisions if d.observation is not None],
         tokens=torch.stack([decision.tokens for decision in decisions]),
-        executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
+        executed=executed,
         student_logprobs=torch.stack(logprobs),
         by_teacher=torch.tensor([decision.by_teacher for decision in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
         steps_to_end=torch.cat([torch.arange(int(length)).flip(0) for length in lengths]),
         advantages=torch.zeros(len(decisions)),
-        weights=torch.ones(len(decisions)),
+        weights=token_weights(executed),
     )
+
+
+def token_weights(executed: Tensor) -> Tensor:
+    """The weights (N,) of the decisions, with mean 1, that give the same weight to all executed tokens.
+
+    A decision's loss is a mean over its executed tokens. So its weight is proportional to their number: a chunk that
+    the end of the episode cut short weighs less.
+    """
+    tokens = executed.sum(-1)
+    return tokens * len(tokens) / tokens.sum()

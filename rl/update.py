@@ -176,9 +176,7 @@ def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Ten
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """Add to the batch what its loss needs besides advantages: weights, and the teacher's tokens or log-probs."""
-    by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
-    batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
+    """Add to the batch what its loss needs of the teacher: tokens or log-probs."""
     if phase.distils:
         if phase.needs_teacher_labels:
             batch = replace(batch, tokens=teacher_tokens(learner, batch, config))

@@ -9,10 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.sections import LossConfig
+from configs.config import TrainConfig
+from configs.sections import LossConfig, RolloutConfig
 from envs.perturb import Perturbation
-from rl.advantages import gae, relative_returns, standardised
-from rl.trajectory import flatten
+from rl.advantages import (
+    estimate_advantages,
+    gae,
+    relative_returns,
+    standardised,
+    trajectory_weights,
+)
+from rl.critic import Critic
+from rl.trajectory import flatten, token_weights
 from tests.fakes import ACTION_DIM, trajectory
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
@@ -65,6 +73,35 @@ def test_magnitudes_are_clamped_to_10():
     values = advantages("group", [1] + [0] * 399)  # (1 - 1/400) / 0.05 = 19.95 without the clamp
     assert values.max() == 10
     assert values.min() == pytest.approx(-0.05, abs=1e-3)
+
+
+# weights
+
+
+def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_trajectory():
+    batch = flatten(
+        [trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM
+    )
+    x = torch.rand(batch.executed.shape, generator=torch.Generator().manual_seed(0))  # of each token
+    decision_means = torch.stack([row[on].mean() for row, on in zip(x, batch.executed, strict=True)])
+    of_trajectories = [batch.trajectory == i for i in range(3)]
+    trajectory_means = torch.stack([x[rows][batch.executed[rows]].mean() for rows in of_trajectories])
+    for weights, expected in (
+        (token_weights(batch.executed), x[batch.executed].mean()),
+        (trajectory_weights(batch), trajectory_means.mean()),
+    ):
+        assert (weights * decision_means).mean().item() == pytest.approx(expected.item(), rel=1e-6)
+        assert weights.mean().item() == pytest.approx(1)  # so the learning rate keeps its meaning
+
+
+@pytest.mark.parametrize("kind", ["group", "batch", "gae"])
+def test_long_failures_do_not_outweigh_short_successes_where_episodes_are_compared(kind):
+    """gae has no critic in its first update, and takes the advantages of batch: with their weights, too."""
+    played = [trajectory(2, True, 0, 0), trajectory(2, True, 0, 1), trajectory(6, False, 0, 2)]
+    config = TrainConfig(loss=LossConfig(advantage=kind), rollout=RolloutConfig(group_size=3))
+    critic = Critic() if kind == "gae" else None
+    batch, _ = estimate_advantages(critic, flatten(played, ACTION_DIM), played, config, 0)
+    assert (batch.weights * batch.advantages).mean().item() == pytest.approx(0, abs=1e-6)
 
 
 # generalised advantage estimation

@@ -99,8 +99,8 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     if learner.critic is not None:
         learner.critic.remember(trajectories)
         values = predict_values(learner.critic, trajectories, seed=0, update_index=3).tolist()
-    advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, 3)
-    return Case(config, phase, learner, trajectories, replace(batch, advantages=advantages), values)
+    batch, _ = estimate_advantages(learner.critic, batch, trajectories, config, 3)
+    return Case(config, phase, learner, trajectories, batch, values)
 
 
 class JumpThenRecord:
@@ -230,8 +230,7 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
     for trajectory in case.trajectories:
         starts.append(starts[-1] + len(trajectory.decisions))
     sizes = [[d.executed * 2 for d in t.decisions] for t in case.trajectories]
-    by_trajectory = loss.aggregation == "trajectory" or loss.advantage in ("group", "rloo", "batch")
-    by_trajectory = by_trajectory and loss.aggregation != "decision"
+    by_trajectory = loss.advantage in ("group", "rloo", "batch")
     for row, advantage in enumerate(before.advantages):
         index = case.batch.trajectory[row].item()
         decision = case.trajectories[index].decisions[row - starts[index]]
@@ -300,7 +299,6 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
 # the gradient
 
 
-@pytest.mark.parametrize("aggregation", ["auto", "decision", "trajectory"])
 @pytest.mark.parametrize(
     "terms",
     [{"advantage": kind} for kind in ADVANTAGES]
@@ -310,14 +308,13 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
         for terms in ({"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2})
     ],
 )
-def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms, aggregation):
-    assert_is_the_gradient_of_the_reference(make_case(aggregation=aggregation, **terms))
+def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms):
+    assert_is_the_gradient_of_the_reference(make_case(**terms))
 
 
-@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
 @pytest.mark.parametrize("advantage", ADVANTAGES)
-def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(advantage, aggregation):
-    case = make_case(advantage, mixed=True, aggregation=aggregation, ratio_level="token")
+def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(advantage):
+    case = make_case(advantage, mixed=True, ratio_level="token")
     assert case.phase.epsilon == pytest.approx(0.6)
     assert {d.by_teacher for t in case.trajectories for d in t.decisions} == {True, False}
     assert (case.batch.advantages[case.batch.by_teacher] < 0).any() == (advantage != "absolute")
@@ -328,8 +325,7 @@ def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(
 
 VARIANTS = {
     "chunk": {"advantage": "absolute"},
-    "decision": {"aggregation": "decision"},
-    "trajectory": {"aggregation": "trajectory"},
+    "trajectory": {"advantage": "group"},
     "kl and entropy": {"kl_coef": 0.3, "entropy_coef": 0.2},
     "gae": {"advantage": "gae"},
 }
@@ -345,9 +341,7 @@ def test_micro_batch_size_does_not_change_the_gradient(variant, micro_batch_size
 
 @pytest.mark.parametrize("variant", ["chunk", "trajectory"])
 def test_minibatches_add_up_to_the_rollout(variant):
-    settings = {"advantage": "batch", "entropy_coef": 0.1} | VARIANTS[
-        variant
-    ]  # entropy: no minibatch is skipped
+    settings = VARIANTS[variant] | {"entropy_coef": 0.1}  # entropy: no minibatch is skipped
     (whole,) = gradients(make_case(**settings))
     case = make_case(**settings)
     sizes = [len(rows) for rows in torch.arange(len(case.batch)).split(4)]

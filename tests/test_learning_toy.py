@@ -5,7 +5,6 @@ One setting for all seeds and all advantages.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -54,8 +53,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     _, trajectories = training_rollout(learner, pool, episodes, phase, config, update_index)
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
-        advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
-        batch = replace(batch, advantages=advantages)
+        batch, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
     return update(learner, batch, phase, config, update_index)
 
 

@@ -14,7 +14,6 @@ from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
     clipped_surrogate,
-    decision_weights,
     distillation_loss,
     entropy,
     exact_kl,
@@ -28,27 +27,7 @@ B, A, V = 4, 6, 256
 EXECUTED = (6, 4, 2, 1)  # tokens of each row
 
 
-# weights of decisions, and advantages in the transition
-
-
-def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_trajectory(generator):
-    batch = flatten(
-        [trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM
-    )
-    x = torch.rand(batch.executed.shape, generator=generator)  # of each token, whatever it is
-    decision_means = [row[executed].mean() for row, executed in zip(x, batch.executed, strict=True)]
-    trajectory_means = [
-        x[batch.trajectory == i][batch.executed[batch.trajectory == i]].mean() for i in range(3)
-    ]
-    for by_trajectory, expected in ((False, x[batch.executed].mean()), (True, sum(trajectory_means) / 3)):
-        weights = decision_weights(batch, by_trajectory)
-        assert (weights * torch.stack(decision_means)).mean().item() == pytest.approx(
-            expected.item(), rel=1e-6
-        )
-        assert weights.mean().item() == pytest.approx(1)  # so the learning rate keeps its meaning
-    whole = flatten([trajectory(1), trajectory(4), trajectory(7)], ACTION_DIM)
-    assert (decision_weights(whole, False) == 1).all()
-    assert decision_weights(whole, True).tolist() == pytest.approx([4.0] + [1.0] * 4 + [4 / 7] * 7)
+# advantages in the transition
 
 
 def test_the_teachers_decisions_keep_no_negative_advantage():
