@@ -121,7 +121,6 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
         config.trials,
         config.first_init_state,
         header,
-        config.simulator.perturbations,
         samples=config.samples,
         fresh=config.init_states == "fresh",
     )
@@ -258,7 +257,7 @@ def play_and_save(
     from rl.rollout import play_episodes
 
     fresh = config.init_states == "fresh"
-    episode_keys = {episode_of(key, config.seed, fresh): key for key in keys}
+    episode_keys = {episode_of(key, fresh): key for key in keys}
     saved_at = 0.0  # so that the first episode is saved at once
     with show_progress(keys[0].task_suite, len(keys), "episodes") as activity:
 

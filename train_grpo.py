@@ -129,7 +129,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
-    from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
+    from rl.curriculum import TrainingEpisodes, task_probabilities
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
     from rl.update import number_of_epochs, update
@@ -150,8 +150,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
-        perturbation_shares = perturbation_probabilities(config, state.perturbed_success)
-        episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares, perturbation_shares)
+        episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
         steps_of_rank = config.rollout.n_steps // learner.ranks.size
         with show_part("rollout", steps_of_rank, "env steps", learner, state) as activity:
             rollout, trajectories = training_rollout(

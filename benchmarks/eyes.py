@@ -4,9 +4,9 @@
 
 Three measurements on one task, all with greedy episodes in exact physics:
 
-* The hand: in --placements episodes the objects are moved by --magnitude steps of `--perturb position` (2 cm each). How
-  does the hand's position at the moment when the gripper first closes depend on the position of the object to be picked
-  up? A slope of 1 means that the hand follows the object, 0 that it always goes to the same place.
+* The hand: in --placements episodes the objects are moved by --move-objects cm. How does the hand's position at the
+  moment when the gripper first closes depend on the position of the object to be picked up? A slope of 1 means that the
+  hand follows the object, 0 that it always goes to the same place.
 * Swapped inputs: how much does a decision change (KL divergence in nats per token, at temperature 1) when one of its
   inputs is replaced: by that of another episode at the same decision, by that of another task, or by black?
 * Black images: how many of the benchmark's initial states does the policy solve without seeing anything?
@@ -26,10 +26,10 @@ from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import Observation
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.perturb import Perturbation
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import Successes
+from workshop.moved_objects import reset_with_moved_objects
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch
     from vla.policy import Policy
@@ -46,8 +46,8 @@ class Args:
     task_id: int = 0
     placements: Annotated[int, POSITIVE] = 50
     """Episodes with moved objects."""
-    magnitude: int = 4
-    """How far objects are moved, in steps of 2 cm."""
+    move_objects: Annotated[float, NOT_NEGATIVE] = 8.0
+    """How far objects are moved, in cm."""
     black_episodes: Annotated[int, NOT_NEGATIVE] = 50
     """Episodes with black images, from the benchmark's initial states (0: none)."""
     assets: str = "lowpoly"
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     spec = EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets)
     env = LiberoEnv(spec, args.task_id)
     print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
-    approaches = [approach(policy, env, seed, args.magnitude) for seed in range(args.placements)]
+    approaches = [approach(policy, env, seed, args.move_objects) for seed in range(args.placements)]
     print(hand_report(approaches), flush=True)
     for name, nats in swapped_inputs(policy, approaches, other_instructions(args)).items():
         print(f"{name:40} {nats:8.3f} nats a token", flush=True)
@@ -88,14 +88,14 @@ def main(argv: Sequence[str]) -> None:
     env.close()
 
 
-def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Approach:
+def approach(policy: Policy, env: LiberoEnv, seed: int, moved_cm: float) -> Approach:
     """Play greedily until the gripper closes for the first time; `seed` decides how the objects are moved.
 
     If the simulator fails, the record ends there, without a position of the hand.
     """
     record = Approach()
-    moved = Perturbation("position", magnitude, seed)
-    result = env.reset(Start(seed % env.num_init_states, seed, perturbation=moved))
+    start = Start(seed % env.num_init_states, seed)
+    result = reset_with_moved_objects(env, start, moved_cm / 100, np.random.default_rng(seed))
     if result.error is not None:
         return record  # a failed env has no positions to read
     record.object_xy = object_position(env)[:2]

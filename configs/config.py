@@ -50,7 +50,7 @@ class TrainConfig:
         check_ratio_level(self.loss)
         check_discount(self.loss)
         check_simulator(self.simulator, (self.task.task_suite,))
-        check_curriculum(self.rollout, self.task, self.simulator)
+        check_curriculum(self.rollout, self.task)
         if "/" in self.run.name or len(self.run.name.encode()) > LONGEST_NAME:
             raise BadInput(f"--name must have no '/' and at most {LONGEST_NAME} bytes, got {self.run.name!r}")
 
@@ -119,10 +119,6 @@ def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protoco
     """Raise BadInput for an unknown suite, or settings that contradict each other or what the simulator can do."""
     for suite in suites:
         split_suite(suite)
-    if not simulator.magnitudes:
-        raise BadInput(
-            "--magnitudes must be one or more numbers: without any, --perturb would change nothing"
-        )
     if METAWORLD not in suites:
         return
     if len(suites) > 1:
@@ -132,7 +128,6 @@ def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protoco
     is_given = {
         "--assets": simulator.assets not in ("auto", METAWORLD_LOOKS),
         "--bddl-file": simulator.bddl_file is not None,
-        "--perturb": bool(simulator.perturbations),
         "--protocol": protocol is not None,
     }
     flags = " and ".join(flag for flag in is_given if is_given[flag])
@@ -140,13 +135,9 @@ def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protoco
         raise BadInput(f"{flags}: only for the suites of LIBERO; leave out for {METAWORLD}")
 
 
-def check_curriculum(rollout: RolloutConfig, task: TaskConfig, simulator: SimulatorConfig) -> None:
-    has_choice = len(task.task_ids) > 1 or bool(simulator.perturbations)
-    if rollout.curriculum and not has_choice:
-        raise BadInput(
-            "--curriculum chooses among tasks and perturbations, and there is only one: give several --task-ids, or "
-            "--perturb"
-        )
+def check_curriculum(rollout: RolloutConfig, task: TaskConfig) -> None:
+    if rollout.curriculum and len(task.task_ids) == 1:
+        raise BadInput("--curriculum chooses among tasks, and there is only one: give several --task-ids")
 
 
 def changeable_on_resume() -> set[str]:

@@ -54,7 +54,7 @@ class EvalConfig:
     temperature: Annotated[float | None, POSITIVE] = None
     """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Seed of sampling and of perturbations."""
+    """Seed of sampling."""
     prompt: Literal["clean", "leaked"] = "clean"
     """What the policy is told in LIBERO-Plus. clean: LIBERO's instruction, or the paraphrase of a language variant;
     leaked: with the numbers of the change at its end, as in the published figures."""

@@ -11,12 +11,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from configs.bounds import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range
-from envs.perturb import KINDS, MAGNITUDES, Kind
+from configs.bounds import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 LONGEST_NAME = 64  # bytes of --name; file systems allow 255 for a run folder, whose name has further parts
-MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
 # in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
 # setting would give other results than a run that was never stopped.
@@ -64,22 +62,6 @@ class SimulatorConfig:
     kept_tasks: Annotated[int, POSITIVE, CHANGEABLE] = 3
     """Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
     simulator never goes back to a task.)"""
-    perturb: tuple[Kind | Literal["all", "none"], ...] = ()
-    """Kinds of change to the world (docs/OWN_TASKS.md). In training each group of episodes gets one of them, or none;
-    evaluations during training are unperturbed. eval.py plays every kind at every magnitude, in addition to the
-    unperturbed episode of the same initial state."""
-    magnitudes: Annotated[tuple[int, ...], MAGNITUDE] = (1, 3, 5)
-    """Strengths of the changes of --perturb, from 1 to 5."""
-
-    @property
-    def perturbations(self) -> tuple[str, ...]:
-        """Labels KIND-MAGNITUDE of all perturbations that --perturb and --magnitudes name, each once."""
-        if "all" in self.perturb:
-            kinds: tuple[str, ...] = KINDS
-        else:
-            kinds = tuple(kind for kind in self.perturb if kind != "none")
-        labels = [f"{kind}-{magnitude}" for kind in kinds for magnitude in self.magnitudes]
-        return tuple(dict.fromkeys(labels))
 
 
 @dataclass(frozen=True)
@@ -155,7 +137,7 @@ class RolloutConfig:
     group_size: Annotated[int, POSITIVE] = 1
     """Episodes of a group: they start from the same (task, initial state)."""
     curriculum: bool = False
-    """Prefer tasks and perturbations with a success rate near one half. Without this, tasks take turns."""
+    """Prefer tasks with a success rate near one half. Without this, tasks take turns."""
     dynamic_sampling: bool = False
     """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place, for at most
     --n-steps more env steps."""

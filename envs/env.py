@@ -11,7 +11,6 @@ import numpy as np
 
 from contracts import BadInput, Observation
 from envs import tasks
-from envs.perturb import Perturbation
 
 IMAGE_SIZE = 256  # height and width of every picture, in pixels
 # "exact": the simulator's own physics, bit for bit. "fast": a faster approximation, if the simulator has one.
@@ -57,7 +56,6 @@ class Start(NamedTuple):
     seed: int = 0
     record: bool = False  # whether to keep a frame of every env step
     physics: Physics = "exact"
-    perturbation: Perturbation | None = None
 
 
 @dataclass
@@ -95,8 +93,7 @@ class Env(Protocol):
         """Start an episode; render only if `observe`. Raises BadInput.
 
         The episode must depend on `start` and on the actions only, never on earlier episodes: resumed runs and paired
-        comparisons rely on it. If the simulator fails, the result's `error` says how. A simulator without
-        perturbations ignores `start.perturbation`, because the checks before a run pass one.
+        comparisons rely on it. If the simulator fails, the result's `error` says how.
         """
         ...
 

@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import libero_plus, libero_pro, perturb, plus_noise, tasks
+from envs import libero_plus, libero_pro, plus_noise, tasks
 from envs.assets import find_pack
 from envs.chunk_run import chunk_result
 from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start
 from envs.libero_plus import Variant
-from envs.libero_simulator import MAX_PLACEMENT_TRIES, SETTLING_ACTION, SETTLING_STEPS, LiberoSimulator, Seed
+from envs.libero_simulator import (
+    MAX_PLACEMENT_TRIES,
+    SETTLING_ACTION,
+    SETTLING_STEPS,
+    LiberoSimulator,
+    Placement,
+    Seed,
+)
 from envs.rendering import upright
 from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
 
@@ -56,6 +63,7 @@ class _Episode:
     state: np.ndarray | None = None
     variant: Variant | None = None  # of LIBERO-Plus
     is_numbered: bool = False  # whether the start has an `init_state_id` but no stored state
+    placement: Placement | None = None  # given by the caller, in place of the start's
     # LIBERO's observations after the last env step.
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -87,20 +95,25 @@ class LiberoEnv:
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: LiberoSimulator | None = None
         self._episode = _Episode(Start(None))
+        self.placement: Placement | None = None  # of the running episode
         self._result = ChunkResult()  # of the reset or chunk that is being executed
 
-    def reset(self, start: Start, observe: bool = True) -> ChunkResult:
+    def reset(self, start: Start, observe: bool = True, placement: Placement | None = None) -> ChunkResult:
         """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
 
         With an `init_state_id` the seed places only the fixtures, unless the task has no stored states: then number and
         seed together place everything. With None the seed places everything, never as for a number. In a suite of
         LIBERO-Plus `init_state_id` is the number of a variant; None starts the task that the variants change.
+
+        With a `placement` everything stands there instead; if an object does not stay where it was placed, the result's
+        `error` says so.
         """
         self._episode = self._new_episode(start)
+        self._episode.placement = placement
         self.env_steps = 0
         with chunk_result(self) as self._result:
-            self._start(observe)
-            if observe:
+            self._result.error = self._start(observe)
+            if observe and self._result.error is None:
                 self._result.observation = self.observation()
         return self._result
 
@@ -147,8 +160,11 @@ class LiberoEnv:
         # The task has no stored states: each `init_state_id` has a seed of its own.
         return _Episode(start, start.seed * self.num_init_states + index, is_numbered=True)
 
-    def _start(self, observe: bool) -> None:
-        """Place the scene and let it settle, again and again until it can start an episode. Raises BadInput."""
+    def _start(self, observe: bool) -> str | None:
+        """Place the scene and let it settle, again and again until it can start an episode.
+
+        Returns None, or the reason why a given placement cannot start one. Raises BadInput if no other one can.
+        """
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
@@ -156,28 +172,27 @@ class LiberoEnv:
         problem: str | None = None
         for attempt in range(MAX_PLACEMENT_TRIES):
             self._place(attempt)
-            problem = self._settle_and_find_problem(attempt, observe)
-            if problem is None:
-                return
+            problem = self._settle_and_find_problem(observe)
+            if problem is None or self._episode.placement is not None:
+                return problem
             self._result.frames.clear()
         raise BadInput(
             f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})"
         )
 
     def _place(self, attempt: int) -> None:
-        """Reset the simulator to where the episode starts, and perturb it. Each `attempt` draws other places."""
+        """Reset the simulator to where the episode starts. Each `attempt` draws other places."""
         simulator = self._built()
         episode = self._episode
-        perturbation = episode.start.perturbation
         arm_offset = libero_plus.arm_offset(0 if episode.variant is None else episode.variant.arm)
-        seed = self._placement_seed(attempt)
-        simulator.reset(seed, episode.state, perturbation, attempt, arm_offset)
+        if episode.placement is None:
+            self.placement = simulator.reset(self._placement_seed(attempt), episode.state, arm_offset)
+        else:
+            self.placement = simulator.reset(*episode.placement, arm_offset)
         self.instruction = self.files.instruction
         if episode.variant is not None:
             libero_plus.move_camera(simulator.domain, episode.variant.view)
             self.instruction = episode.variant.instruction(self.spec.leaked_prompt)
-        if perturbation is not None:
-            self.instruction = perturb.change_scene(simulator.domain, perturbation, self.instruction)
 
     def _placement_seed(self, attempt: int) -> Seed:
         """The seed of an attempt. Fresh and numbered placements have seeds of their own, so none is the same."""
@@ -188,10 +203,10 @@ class LiberoEnv:
             return (episode.seed, attempt, NUMBERED)
         return (episode.seed, attempt)
 
-    def _settle_and_find_problem(self, attempt: int, observe: bool) -> str | None:
+    def _settle_and_find_problem(self, observe: bool) -> str | None:
         """Let the objects settle; returns the reason why the episode cannot start from here, or None."""
-        if self._is_stored_state(attempt):
-            self._settle(observe)
+        if self._episode.state is not None and self._episode.placement is None:
+            self._settle(observe)  # the benchmark's own states are used without a check
             return None
         placed = self._built().object_poses()
         try:
@@ -199,14 +214,6 @@ class LiberoEnv:
         except SimulatorFault as fault:
             return str(fault)
         return self._built().find_problem(placed)
-
-    def _is_stored_state(self, attempt: int) -> bool:
-        """Whether the objects stand where the stored state puts them. Such a start is used without a check."""
-        if self._episode.state is None:
-            return False
-        perturbation = self._episode.start.perturbation
-        moves_objects = perturbation is not None and perturbation.kind == "position"
-        return not moves_objects or attempt == perturb.MAX_ATTEMPTS  # which moves nothing
 
     def _settle(self, observe: bool) -> None:
         """Hold still for 10 env steps; the policy's first observation is that of the last one."""
@@ -262,8 +269,6 @@ class LiberoEnv:
             frames["agentview"] = plus_noise.published_noise(frames["agentview"], variant.noise, rng)
         # LIBERO renders upside down; the images of the training data were turned, too.
         images = np.stack([upright(frame) for frame in frames.values()])
-        if start.perturbation is not None and start.perturbation.kind == "noise":
-            images = perturb.add_noise(images, start.perturbation, self.env_steps)
         hand = raw["robot0_eef_pos"]
         rotation = axis_angle(raw["robot0_eef_quat"])
         proprio = np.concatenate([hand, rotation, raw["robot0_gripper_qpos"]], dtype=np.float64)

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 
 from contracts import BadInput
-from envs import libero_pro, perturb, rendering
+from envs import libero_pro, rendering
 from envs.env import IMAGE_SIZE, SimulatorFault
 from envs.mujoco_warnings import check_stability, log_mujoco_warnings
-from envs.perturb import Perturbation
 from envs.tasks import libero_root
 
 if TYPE_CHECKING:
@@ -42,6 +41,15 @@ MAX_SPEED = 0.05  # m/s; for rotation the limit is 10 times this number, in rad/
 Pose = tuple[np.ndarray, np.ndarray]  # an object's position (3,) in metres, and its rotation matrix (9,)
 Seed = int | tuple[int, ...]
 StepOutcome = tuple[Mapping[str, np.ndarray], bool]  # LIBERO's observations after an env step, success
+# Fields of the model that cameras of LIBERO-Plus and fast physics change; every reset restores them.
+CHANGED_FIELDS = ("cam_pos", "cam_quat", "geom_solref")
+
+
+class Placement(NamedTuple):
+    """Where everything stands before it settles."""
+
+    seed: Seed  # places the fixtures, which are not part of a state
+    state: np.ndarray  # (1 + nq + nv,): time, qpos and qvel
 
 
 class LiberoSimulator:
@@ -63,31 +71,28 @@ class LiberoSimulator:
         lean.prepare_soft_reset(self.domain)
         self._soft_reset = partial(lean.soft_reset, self.domain)
         self._lean_physics = lean.lean_physics
-        self._model_as_built = [array.copy() for array in perturb.changeable_arrays(self.domain)]
+        self._model = self.domain.sim.model._model
+        self._model_as_built = {name: getattr(self._model, name).copy() for name in CHANGED_FIELDS}
         self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step
         # Nobody reads LIBERO's reward, and computing it would check success a second time.
         self.domain.reward = lambda action: 0.0
 
     def reset(
-        self,
-        seed: Seed,
-        state: np.ndarray | None = None,
-        perturbation: Perturbation | None = None,
-        attempt: int = 0,
-        arm_offset: np.ndarray | float = 0.0,
-    ) -> None:
-        """Place everything by `seed`, then set `state` (1 + nq + nv,): time, qpos and qvel.
+        self, seed: Seed, state: np.ndarray | None = None, arm_offset: np.ndarray | float = 0.0
+    ) -> Placement:
+        """Place everything by `seed`, then set `state` (1 + nq + nv,): time, qpos and qvel. Returns both.
 
         Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
-        the seed placed them, and the arm's joints are drawn as in the benchmark's states. Each `attempt` moves objects
-        elsewhere. With `arm_offset` (7,) in rad the arm stands elsewhere when its controller is made; then the state
-        puts it back, and the controller pulls it to where it was made. Raises BadInput for a state of another task, and
-        SimulatorFault if LIBERO finds no room for its objects.
+        the seed placed them, and the arm's joints are drawn as in the benchmark's states. With `arm_offset` (7,) in rad
+        the arm stands elsewhere when its controller is made; then the state puts it back, and the controller pulls it
+        to where it was made. Raises BadInput for a state of another task, and SimulatorFault if LIBERO finds no room
+        for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
         self.gate.cameras = ()
-        perturb.restore(self.domain, self._model_as_built)
+        for name, values in self._model_as_built.items():
+            getattr(self._model, name)[:] = values
         robot = self.domain.robots[0]
         liberos_joints = robot.init_qpos
         robot.init_qpos = liberos_joints + arm_offset
@@ -102,9 +107,8 @@ class LiberoSimulator:
                 f"an initial state has {len(state)} numbers, this task needs {expected}: "
                 "make the states of your task again (python -m workshop.make_init_states)"
             )
-        if perturbation is not None and perturbation.magnitude > 0:
-            state = perturb.displaced(state, self.domain, perturbation, attempt)
         self._wrapper.set_init_state(state)
+        return Placement(seed, state)
 
     def step(self, action: np.ndarray, cameras: Sequence[str] = ()) -> StepOutcome:
         """Make one env step; returns LIBERO's observations and success. Raises SimulatorFault.

@@ -65,7 +65,7 @@ class MetaWorldEnv:
         """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
 
         `init_state_id` seeds the task's random places; if it is None, `seed` does. Both values of `physics` mean
-        Meta-World's own physics. `perturbation` is ignored, because there is none for Meta-World.
+        Meta-World's own physics.
         """
         index = start.init_state_id
         assert index is None or 0 <= index < NUM_INIT_STATES, f"{start=}"

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from contracts import BadInput, first_line, flush, replaced, resolve_pointer, write_json
-from envs.perturb import label_of
 from rl.curriculum import UNKNOWN
 from rl.rollout import Rollout
 from rl.update import Learner
@@ -44,7 +43,6 @@ class TrainerState:
     best_score: float | None = None  # score of the checkpoint `best`: see --best-by
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
-    perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
     drawn: dict[int, int] = field(default_factory=dict)  # groups drawn so far, per task: see TrainingEpisodes
     wandb_id: str | None = None
     ranks: int = 1  # number of processes that train together; the episodes depend on it
@@ -69,11 +67,8 @@ class TrainerState:
         for trajectory in rollout.trajectories:
             episode = trajectory.episode
             success = float(trajectory.success)
-            label = label_of(episode.perturbation)
             task_average = self.task_success.get(episode.task_id, UNKNOWN)
-            label_average = self.perturbed_success.get(label, UNKNOWN)
             self.task_success[episode.task_id] = TASK_ALPHA * task_average + (1 - TASK_ALPHA) * success
-            self.perturbed_success[label] = TASK_ALPHA * label_average + (1 - TASK_ALPHA) * success
             # Trajectories are in the order of their episodes, so the value of the last one of a task remains.
             self.drawn[episode.task_id] = episode.group_of_task + 1
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from configs.eval_config import EvalConfig
 from contracts import BadInput, first_line, read_bytes
 from envs.assets import find_pack
-from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.tasks import bddl_task
 from experiment.results import EpisodeKey, EpisodeRecord, Results, Settings
 from experiment.setup import weights_fingerprint
 from experiment.videos import write_video
-from rl.randomness import seed_sequence
 from rl.trajectory import Episode, Trajectory
 from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.policy import Mode, Policy
@@ -25,25 +23,17 @@ log = logging.getLogger(__name__)
 # (90), the second above the number of initial states of any task.
 TASK_STRIDE = 100
 STATE_STRIDE = 10_000
-PERTURBATION_STRIDE = 10**9
 
 
-def episode_of(key: EpisodeKey, seed: int = 0, fresh: bool = False) -> Episode:
+def episode_of(key: EpisodeKey, fresh: bool = False) -> Episode:
     """The episode to play. Its index, and with it its random stream, depends on the key alone.
 
-    The random numbers of a perturbation depend on the seed, the task and the initial state; they are the same for all
-    magnitudes. `fresh`: whether the key's init_state_id is the seed of a fresh state.
+    `fresh`: whether the key's init_state_id is the seed of a fresh state.
     """
     index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
-    sequence = seed_sequence(seed, "perturb", key.task_id, key.init_state_id)
-    (perturbation_seed,) = sequence.generate_state(1).tolist()
-    perturbation = from_label(key.perturbation, perturbation_seed)
-    if perturbation is not None:
-        kind_index = KINDS.index(perturbation.kind)
-        index += PERTURBATION_STRIDE * (1 + len(MAGNITUDES) * kind_index + perturbation.magnitude)
     if fresh:
-        return Episode(index, key.task_id, None, index, seed=key.init_state_id, perturbation=perturbation)
-    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=perturbation)
+        return Episode(index, key.task_id, None, index, seed=key.init_state_id)
+    return Episode(index, key.task_id, key.init_state_id, group=index)
 
 
 def settings_of(config: EvalConfig, policy: Policy) -> Settings:
@@ -116,8 +106,6 @@ def episode_record(
 def save_video(results_path: Path, key: EpisodeKey, trajectory: Trajectory) -> str | None:
     """Write the episode's video; return its path relative to the results file, or None if it cannot be written."""
     parts = [key.task_suite, f"task_{key.task_id}", f"init_state_{key.init_state_id}"]
-    if key.perturbation != NONE:
-        parts.append(key.perturbation)
     if key.repeat > 0:
         parts.append(f"repeat_{key.repeat}")
     parts.append("success" if trajectory.success else "failure")

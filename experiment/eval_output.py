@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, cast
 
 from configs.eval_config import EvalConfig
 from experiment.results import Plan, Results
-from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.results_table import comparison_table, results_table
 from experiment.terminal import say
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
@@ -15,22 +14,13 @@ if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messag
 
 
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
-    """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
+    """Print the tables of success rates."""
     say("\n".join(results_table(results, plan)))
     if config.init_states == "benchmark":
         print_trained_states(config, plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*comparison_table(before, results, plan), sep="\n")
-    labels = plan.perturbations
-    if labels:
-        # matplotlib, which this imports, logs a line when it first builds its font cache. Keep it out of the tables.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        from experiment.robustness import draw_perturbations
-
-        print("", *perturbation_table(results, labels, before), sep="\n")
-        picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))
-        print(f"picture: {picture}")
     print(f"results: {results.path}")
 
 

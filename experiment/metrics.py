@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts import GIB
-from envs.perturb import NONE
 from experiment.statistics import count_successes
 from experiment.terminal import duration
 from rl.phases import Phase, PhaseState
@@ -49,28 +48,13 @@ def rollout_metrics(
 
 
 def success_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Success rates by task and by kind of perturbation, under names that begin with `name`.
-
-    Rates by task are left out if there is only one task, and so are rates by kind if there is only one kind.
-    """
-    by_task = _rates_by_group(name, ((f"task_{t.episode.task_id}", t) for t in trajectories))
-    by_perturbation = _rates_by_group(name, ((_perturbation_kind(t), t) for t in trajectories))
-    return by_task | by_perturbation
-
-
-def _rates_by_group(name: str, labelled: Iterable[tuple[str, Trajectory]]) -> dict[str, float]:
-    """The success rate of each label; empty if there is only one label."""
-    outcomes: dict[str, list[bool]] = {}
-    for label, trajectory in labelled:
-        outcomes.setdefault(label, []).append(trajectory.success)
+    """The success rate of each task, under names that begin with `name`; empty if there is only one task."""
+    outcomes: dict[int, list[bool]] = {}
+    for trajectory in trajectories:
+        outcomes.setdefault(trajectory.episode.task_id, []).append(trajectory.success)
     if len(outcomes) <= 1:
         return {}
-    return {f"{name}_{label}": count_successes(outcomes[label]).rate for label in sorted(outcomes)}
-
-
-def _perturbation_kind(trajectory: Trajectory) -> str:
-    perturbation = trajectory.episode.perturbation
-    return NONE if perturbation is None else perturbation.kind
+    return {f"{name}_task_{task_id}": count_successes(outcomes[task_id]).rate for task_id in sorted(outcomes)}
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
 
 from contracts import BadInput, write_json
-from envs.perturb import NONE
 from envs.tasks import TaskInfo
 from experiment.statistics import Paired, compare, count_successes
 from json_fields import read_fields
@@ -39,7 +38,6 @@ class EpisodeKey(NamedTuple):
     task_id: int
     init_state_id: int
     repeat: int  # how often the initial state was played before; above 0 only with more trials than states
-    perturbation: str = NONE  # label of the perturbation: see envs.perturb
 
 
 class EpisodeRecord(TypedDict):
@@ -49,7 +47,6 @@ class EpisodeRecord(TypedDict):
     task_id: int
     init_state_id: int
     repeat: int
-    perturbation: str
     seed: int
     mode: str
     success: bool
@@ -99,28 +96,21 @@ class Plan:
     keys: Sequence[EpisodeKey]
     header: Mapping[str, object]  # protocol, provenance, training
 
-    @property
-    def perturbations(self) -> list[str]:
-        """Labels of the perturbations, in the order in which they are played."""
-        return list(dict.fromkeys(key.perturbation for key in self.keys if key.perturbation != NONE))
-
 
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]],
     trials: int,
     first_init_state: int,
     header: Mapping[str, object],
-    perturbations: Sequence[str] = (),
     samples: bool = False,
     fresh: bool = False,
 ) -> Plan:
     """Plan `trials` episodes of each task: trial i starts from initial state `first_init_state` + i.
 
-    All episodes of a task are played in a row, so that the simulator builds the task once: first the unperturbed ones,
-    then those of each label in `perturbations`. `samples`: whether the policy samples. Only then is an initial state
-    played more than once; a deterministic policy would repeat the same episode, which would count twice. `fresh`:
-    whether initial states are drawn from seeds, which do not end. Raises BadInput if a task has no initial state
-    `first_init_state`.
+    All episodes of a task are played in a row, so that the simulator builds the task once. `samples`: whether the
+    policy samples. Only then is an initial state played more than once; a deterministic policy would repeat the same
+    episode, which would count twice. `fresh`: whether initial states are drawn from seeds, which do not end. Raises
+    BadInput if a task has no initial state `first_init_state`.
     """
     keys = []
     for suite, suite_tasks in tasks.items():
@@ -132,11 +122,9 @@ def make_plan(
                     f"has only {task.num_init_states} initial states, counted from 0"
                 )
             num_episodes = trials if samples else min(trials, num_states)
-            for label in (NONE, *perturbations):
-                for trial in range(num_episodes):
-                    init_state_id = first_init_state + trial % num_states
-                    repeat = trial // num_states
-                    keys.append(EpisodeKey(suite, task.task_id, init_state_id, repeat, label))
+            for trial in range(num_episodes):
+                init_state_id = first_init_state + trial % num_states
+                keys.append(EpisodeKey(suite, task.task_id, init_state_id, repeat=trial // num_states))
     return Plan(tasks, keys, header)
 
 
@@ -148,20 +136,12 @@ class Results:
     settings: Settings
     episodes: dict[EpisodeKey, EpisodeRecord] = field(default_factory=dict)
 
-    def outcomes(
-        self, suite: str | None = None, task_id: int | None = None, perturbation: str = NONE
-    ) -> dict[EpisodeKey, bool]:
-        """Success of each episode with this perturbation: of one task, of one suite, or of all suites (suite None).
-
-        The keys of the dict are those of the unperturbed episodes, so that perturbed and unperturbed episodes of the
-        same initial state can be paired.
-        """
+    def outcomes(self, suite: str | None = None, task_id: int | None = None) -> dict[EpisodeKey, bool]:
+        """Success of each episode: of one task, of one suite, or of all suites (suite None)."""
         return {
-            key._replace(perturbation=NONE): record["success"]
+            key: record["success"]
             for key, record in self.episodes.items()
-            if (suite is None or key.task_suite == suite)
-            and (task_id is None or key.task_id == task_id)
-            and key.perturbation == perturbation
+            if (suite is None or key.task_suite == suite) and (task_id is None or key.task_id == task_id)
         }
 
 
@@ -181,7 +161,6 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         "compared_with": None if before is None else {"file": str(before.path), **before.settings},
         "all": _summary(results, before),
         "suites": suites,
-        "perturbed": {label: _summary(results, before, perturbation=label) for label in plan.perturbations},
         "episodes": [results.episodes[key] for key in sorted(results.episodes)],
         **plan.header,
     }
@@ -202,19 +181,15 @@ def _summary(
     before: Results | None,
     suite: str | None = None,
     task_id: int | None = None,
-    perturbation: str = NONE,
 ) -> dict[str, object]:
-    """Success rate and comparisons of the episodes that `Results.outcomes` selects by the last three arguments."""
-    outcomes = results.outcomes(suite, task_id, perturbation)
+    """Success rate and comparisons of the episodes that `Results.outcomes` selects by the last two arguments."""
+    outcomes = results.outcomes(suite, task_id)
     summary: dict[str, object] = {"success_n": 0}
     if outcomes:
         summary = dict(count_successes(outcomes.values()).metrics("success"))
     if before is not None:
-        pairs = compare(before.outcomes(suite, task_id, perturbation), outcomes)
+        pairs = compare(before.outcomes(suite, task_id), outcomes)
         summary |= _comparison("compared", pairs)
-    if perturbation != NONE:
-        pairs = compare(results.outcomes(suite, task_id), outcomes)
-        summary |= _comparison("against_unperturbed", pairs)
     return summary
 
 
@@ -271,9 +246,7 @@ def open_results(path: Path, settings: Settings, plan: Plan, compared_with: Resu
 
 def check_comparable(settings: Settings, plan: Plan, compared_with: Results) -> None:
     """Raise BadInput if `compared_with` differs in more than the policy, or has no episode in common with the plan."""
-    # The seed draws what a perturbation does; without perturbations, equal initial states make episodes comparable.
-    names = (*EQUAL_IN_COMPARISONS, "seed") if plan.perturbations else EQUAL_IN_COMPARISONS
-    for name in names:
+    for name in EQUAL_IN_COMPARISONS:
         ours = settings.get(name)
         theirs = compared_with.settings.get(name)
         # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.

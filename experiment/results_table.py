@@ -1,9 +1,8 @@
-"""Format the results of eval.py as tables for the terminal: by task and suite, and by perturbation."""
+"""Format the results of eval.py as tables for the terminal: by task and suite."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from envs.perturb import NONE
 from experiment.results import Plan, Results
 from experiment.statistics import compare, count_successes
 
@@ -44,27 +43,6 @@ def _parts(plan: Plan) -> list[tuple[str, str | None, int | None, str]]:
     if len(plan.tasks) > 1:
         parts.append(("all suites", None, None, ""))
     return parts
-
-
-def perturbation_table(results: Results, labels: Sequence[str], before: Results | None = None) -> list[str]:
-    """The lines of a table with the success under each perturbation and its difference to unperturbed success.
-
-    With `before`, the results of another policy, its success and the difference to it follow in the same line.
-    """
-    header: tuple[str, ...] = ("perturbed by", "success", "against unperturbed")
-    if before is not None:
-        header = (*header, "before", "after - before")
-    rows = [header]
-    for label in (NONE, *labels):
-        outcomes = results.outcomes(perturbation=label)
-        cost = "" if label == NONE else str(compare(results.outcomes(), outcomes))
-        row: tuple[str, ...] = (label, str(count_successes(outcomes.values())), cost)
-        if before is not None:
-            pairs = compare(before.outcomes(perturbation=label), outcomes)
-            if pairs.n > 0:
-                row = (*row, str(pairs.before), str(pairs))
-        rows.append(row)
-    return aligned(rows)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -88,7 +88,7 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
 def _group_by_group(
     returns: Tensor, trajectories: Sequence[Trajectory], compare: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Apply `compare` to the returns (M,) of each group. A group has one task, initial state and perturbation."""
+    """Apply `compare` to the returns (M,) of each group. A group has one task and initial state."""
     groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
@@ -100,9 +100,8 @@ def _group_by_group(
 def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
     """Each return minus the mean over its task, (M,).
 
-    With one mean over all tasks every episode of an easy task would look good. Perturbations have no means of their
-    own: a rollout has only two or three episodes of each. A mean over n episodes contains each of them, which shrinks
-    the expected gradient by a factor of 1 - 1/n.
+    With one mean over all tasks every episode of an easy task would look good. A mean over n episodes contains each of
+    them, which shrinks the expected gradient by a factor of 1 - 1/n.
     """
     centred = returns.clone()
     task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)

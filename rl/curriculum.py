@@ -1,4 +1,4 @@
-"""Which episodes a rollout or an evaluation plays, in which order; the curriculum over tasks and perturbations."""
+"""Which episodes a rollout or an evaluation plays, in which order; the curriculum over tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TypeVar
 import numpy as np
 
 from configs.config import TrainConfig
-from envs.perturb import NONE, Perturbation, from_label
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode
 
@@ -20,13 +19,13 @@ Choice = TypeVar("Choice", bound=Hashable)
 PREFERENCE_TEMPERATURE = 0.2
 # This share of the episodes is spread evenly, so that mastered and hopeless tasks are tried again.
 FLOOR = 0.2
-# Assumed success rate of a task or perturbation not played yet: the rate that is preferred most.
+# Assumed success rate of a task not played yet: the rate that is preferred most.
 UNKNOWN = 0.5
 
 
 @dataclass(frozen=True)
 class TrainingEpisodes:
-    """The endless episodes of one update: groups of `group_size` with one task, initial state and perturbation each.
+    """The endless episodes of one update: groups of `group_size` with one task and initial state each.
 
     They depend on the fields alone, and every iteration begins with the first episode. With --train-init-states FIRST
     END the groups of a task go through the benchmark's initial states in shuffled order, which is shuffled again when
@@ -38,7 +37,6 @@ class TrainingEpisodes:
     update_index: int
     groups_drawn: Mapping[int, int]  # task id -> number of its groups in earlier updates
     task_probabilities: Mapping[int, float] | None = None  # None: tasks take turns
-    perturbation_probabilities: Mapping[str, float] | None = None  # by label; None: nothing is perturbed
 
     def __iter__(self) -> Iterator[Episode]:
         rng = np.random.default_rng(seed_sequence(self._seed, "tasks", self.update_index))
@@ -53,12 +51,9 @@ class TrainingEpisodes:
             group_of_task = groups_drawn[task_id]
             groups_drawn[task_id] += 1
             init_state_id, placement_seed = self._start(task_id, group_of_task, group)
-            perturbation = self._perturbation(group)
             for member in range(group_size):
                 index = group * group_size + member
-                yield Episode(
-                    index, task_id, init_state_id, group, placement_seed, group_of_task, perturbation
-                )
+                yield Episode(index, task_id, init_state_id, group, placement_seed, group_of_task)
 
     @property
     def _seed(self) -> int:
@@ -78,17 +73,6 @@ class TrainingEpisodes:
             return deck[group_of_task % len(states)], 0
         sequence = seed_sequence(self._seed, "fresh", self.update_index, group)
         return None, int(sequence.generate_state(1)[0])
-
-    def _perturbation(self, group: int) -> Perturbation | None:
-        """Draw a group's perturbation; None where its label is `none` or nothing is to be perturbed."""
-        if self.perturbation_probabilities is None:
-            return None
-        sequence = seed_sequence(self._seed, "perturb", self.update_index, group)
-        perturbation_seed, choice_seed = sequence.generate_state(2).tolist()
-        labels = list(self.perturbation_probabilities)
-        probabilities = list(self.perturbation_probabilities.values())
-        label = np.random.default_rng(choice_seed).choice(labels, p=probabilities)
-        return from_label(str(label), perturbation_seed)
 
 
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
@@ -115,22 +99,6 @@ def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dic
         return None
     task_ids = config.task.task_ids
     return dict(zip(task_ids, preferences(task_ids, success), strict=True))
-
-
-def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]) -> dict[str, float] | None:
-    """The probability of each perturbation label, including `none`; None where nothing is to be perturbed.
-
-    Every kind is as likely as `none`, and its magnitudes are equally likely. With --curriculum the probabilities depend
-    on the success rates instead.
-    """
-    labels = (NONE, *config.simulator.perturbations)
-    if len(labels) == 1:
-        return None
-    num_magnitudes = len(set(config.simulator.magnitudes))
-    shares = [1.0] + [1.0 / num_magnitudes] * (len(labels) - 1)
-    if config.rollout.curriculum:
-        shares = preferences(labels, success)
-    return {label: share / sum(shares) for label, share in zip(labels, shares, strict=True)}
 
 
 def preferences(choices: Sequence[Choice], success: Mapping[Choice, float]) -> list[float]:

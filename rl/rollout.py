@@ -163,13 +163,7 @@ class _Player:
         """Reset a slot's simulator to the start of an episode."""
         self.running[slot] = attempt
         episode = attempt.trajectory.episode
-        start = Start(
-            episode.init_state_id,
-            episode.seed,
-            self.film(episode),
-            self.behaviour.physics,
-            episode.perturbation,
-        )
+        start = Start(episode.init_state_id, episode.seed, self.film(episode), self.behaviour.physics)
         self.pool.reset(slot, episode.task_id, start)
 
     def receive_results(self) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from contracts import Observation
-from envs.perturb import Perturbation, label_of
 
 
 @dataclass(frozen=True)
@@ -25,17 +24,15 @@ class Episode:
     index: int  # position in the rollout; together with the update index it fixes all random draws of the episode
     task_id: int
     init_state_id: int | None  # one of the benchmark's initial states; None: a fresh one, placed by `seed`
-    group: int  # episodes of one group share task, initial state and perturbation
+    group: int  # episodes of one group share task and initial state
     # Of LIBERO's placement sampler. With one of the benchmark's initial states it places only the fixtures.
     seed: int = 0
     group_of_task: int = 0  # number of the group among those of its task in the run, from 0
-    perturbation: Perturbation | None = None
 
     def describe(self) -> str:
         """The episode in words, for messages."""
         start = f"fresh ({self.seed})" if self.init_state_id is None else f"{self.init_state_id}"
-        perturbed = "" if self.perturbation is None else f", {label_of(self.perturbation)}"
-        return f"task {self.task_id}, initial state {start}{perturbed}"
+        return f"task {self.task_id}, initial state {start}"
 
 
 @dataclass

@@ -21,7 +21,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from contracts import Observation
 from envs.env import Start
-from envs.perturb import Perturbation
 from rl.optimizer import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from vla.tokens import median_tokens
@@ -233,7 +232,6 @@ class FakePool:
         self.num_slots = num_slots
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
         self.physics: list[str] = []  # of every reset
-        self.perturbations: list[Perturbation | None] = []  # of every reset
         self.received: dict[
             tuple[int, int, int], list[np.ndarray]
         ] = {}  # (task, initial state, attempt) -> actions
@@ -249,7 +247,6 @@ class FakePool:
         key = (task_id, init_state_id)
         self.started.append(key)
         self.physics.append(start.physics)
-        self.perturbations.append(start.perturbation)
         self._attempts[key] = attempt = self._attempts.get(key, 0) + 1
         self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, start.record)
         self._busy.append(slot)

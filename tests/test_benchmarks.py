@@ -74,6 +74,6 @@ def test_an_episode_whose_simulator_fails_does_not_end_a_benchmark(monkeypatch):
     task = physics.Task("libero_spatial", 0)
     assert physics.play_expert(task, range(2)) == []
     assert physics.measure_deviation(task) == physics.NOT_MEASURED
-    assert eyes.approach(None, FailingEnv(), seed=0, magnitude=4) == eyes.Approach()
+    assert eyes.approach(None, FailingEnv(), seed=0, moved_cm=8) == eyes.Approach()
     told = instructions.Task(1, "push the plate", [])
     assert instructions.play(None, FailingEnv(), 0, told, told) == (False, False)

@@ -5,14 +5,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.perturb import Perturbation
 from rl.sensitivity import decision_changes
 from vla.loading import LoadOptions
 from vla.policy import Policy
+from workshop.moved_objects import reset_with_moved_objects
 
 FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"
 MAX_BYTES = 20_000_000  # everyone who clones the repository downloads it
@@ -48,7 +49,7 @@ def test_it_reads_one_image_and_no_robot_state(policy):
 def test_its_decision_changes_with_what_it_sees(policy, env):
     """A policy that acted by its robot state and instruction alone was moved by 0.002 nats."""
     first = env.reset(Start(0)).observation
-    moved = env.reset(Start(0, perturbation=Perturbation("position", 4, 1))).observation
+    moved = reset_with_moved_objects(env, Start(0), 0.08, np.random.default_rng(1)).observation
     changes = decision_changes(policy, first, [moved], None)
     assert changes["another image"] > 0.5
     assert changes["a black image"] > 0.5

@@ -67,7 +67,6 @@ def test_everything_comes_back(checkpoints, learner):
         best_score=0.25,
         return_average=0.5,
         task_success={0: 0.5, 7: 0.75},
-        perturbed_success={"camera-1": 0.25},
         drawn={7: 41},
         wandb_id="abc",
         looks="lowpoly",

@@ -75,7 +75,6 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         ("--advantage grpo --group-size 4", {"advantage": "group", "group_size": 4}),
         ("--advantage=grpo --group_size=4", {"advantage": "group", "group_size": 4}),
         ("--task-ids 0,1,2 --curriculum=True", {"task_ids": (0, 1, 2), "curriculum": True}),
-        ("--perturb camera,light", {"perturb": ("camera", "light")}),
         ("--group-success-bounds 0.2,0.8", {"group_success_bounds": (0.2, 0.8)}),
         ("--task_ids=0,1 --warmup=False", {"task_ids": (0, 1), "warmup": False}),
         ("--eval-init-states=0,20 --name 1,2", {"eval_init_states": (0, 20), "name": "1,2"}),
@@ -180,9 +179,7 @@ def test_training_on_variants_names_them():
 
 
 @pytest.mark.parametrize("parse", [parse_train, parse_eval])
-@pytest.mark.parametrize(
-    "flag", [["--perturb", "camera"], ["--assets", "lowpoly"], ["--bddl-file", "x.bddl"]]
-)
+@pytest.mark.parametrize("flag", [["--assets", "lowpoly"], ["--bddl-file", "x.bddl"]])
 def test_what_only_libero_has_is_refused_for_metaworld(parse, flag):
     parse([*CHECKPOINT, "--task-suite", "metaworld_mt50"])
     with pytest.raises(BadInput, match=f"{flag[0]}: "):

@@ -43,8 +43,6 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"max_hours": float("inf")}, "--max-hours"),
         ({"seed": 2**63}, "--seed"),
         ({"clip_low": 1.5}, "--clip-low"),
-        ({"magnitudes": (1, 6)}, "--magnitudes"),
-        ({"magnitudes": ()}, "--magnitudes"),
         ({"group_success_bounds": (0.1, 1.1)}, "--group-success-bounds"),
         ({"micro_batch_size": 0}, "--micro-batch-size"),
     ],

@@ -19,7 +19,7 @@ from configs.cli import parse_train
 from contracts import BadInput
 from experiment import report
 from experiment.results import KIND, open_results, read_results, save_results
-from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.results_table import comparison_table, results_table
 from experiment.run_files import CONFIG_FILE, METRICS_FILE, outcomes_path
 from experiment.stored_run import changes, read_run, read_training, was_trained_on
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
@@ -168,7 +168,6 @@ def test_results_of_an_evaluation(tmp_path):
         save_results(ours, PLAN, before)
         results_table(before, PLAN)
         comparison_table(before, ours, PLAN)
-        perturbation_table(ours, PLAN.perturbations, before)
 
     assert KIND["version"] == 1
     check(tmp_path, path.name, read)

@@ -16,13 +16,12 @@ import workshop.demos
 from contracts import BadInput
 from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.perturb import label_of
 from envs.tasks import METAWORLD
 from envs.worker import InlineWorker, NoAnswer
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
-from workshop.demos import DemosArgs, Player, attempt_of, collect, draw_perturbation
+from workshop.demos import DemosArgs, Player, attempt_of, collect
 from workshop.label_shares import fullest_bins
 from workshop.noisy_episode import noise_bursts, record_episode
 
@@ -150,7 +149,7 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
         ({"noise_scales": (-1.0,)}, "--noise-scales"),
         ({"task_ids": (0, 0)}, "task ids"),  # two workers would write the same file
         ({"init_states": (0, 51)}, "--init-states"),
-        ({"task_suite": METAWORLD, "perturb": ("camera",)}, "--perturb"),
+        ({"task_suite": METAWORLD, "move_objects": (2.0,)}, "--move-objects"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_before_the_first_episode(played_ids, tmp_path, changes, flag):
@@ -260,11 +259,10 @@ def test_initial_states_and_noise_scales_meet_equally_often():
     assert pairs == dict.fromkeys(product(range(40), args.noise_scales), 1)
 
 
-def test_an_episode_draws_its_perturbation_from_its_place_and_without_the_flag_has_none(tmp_path):
-    plain = DemosArgs(tmp_path)
-    assert {draw_perturbation(plain, 0, index) for index in range(20)} == {None}
-    varied = DemosArgs(tmp_path, perturb=("camera", "light"), magnitudes=(1, 5))
-    drawn = [draw_perturbation(varied, 0, index) for index in range(100)]
-    assert drawn == [draw_perturbation(varied, 0, index) for index in range(100)]
-    assert {label_of(change) for change in drawn} == {"none", "camera-1", "camera-5", "light-1", "light-5"}
-    assert varied.recipe()["magnitudes"] == [1, 5]
+def test_an_episode_draws_how_far_its_objects_are_moved_and_without_the_flag_they_stay():
+    plain = DemosArgs(OUT)
+    assert {attempt_of(plain, 0, index).moved_cm for index in range(20)} == {0.0}
+    moved = DemosArgs(OUT, move_objects=(2.0, 4.0, 6.0, 8.0))
+    distances = Counter(attempt_of(moved, 0, index).moved_cm for index in range(500))
+    assert distances.keys() == {0.0, 2.0, 4.0, 6.0, 8.0}
+    assert min(distances.values()) > 70

@@ -13,8 +13,7 @@ from contracts import BadInput
 from envs.tasks import TaskInfo, suite_task
 from experiment.eval_episodes import choose_mode, episode_of, settings_of
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
-from experiment.results_table import comparison_table, perturbation_table, results_table
-from experiment.robustness import draw_perturbations
+from experiment.results_table import comparison_table, results_table
 from experiment.statistics import Successes
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy, make_small_checkpoint
@@ -260,17 +259,6 @@ def test_what_was_played_otherwise_is_not_compared(tmp_path, settings):
         open_results(tmp_path / "x", SETTINGS, PLAN, other)
 
 
-def test_perturbed_episodes_of_another_seed_are_perturbed_otherwise_and_not_compared(tmp_path):
-    plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1"])
-    other = results_with("1101", tmp_path / "other.json", plan, seed=1)
-    with pytest.raises(BadInput, match="--compare-with"):
-        open_results(tmp_path / "x", SETTINGS, plan, other)
-    assert (
-        open_results(tmp_path / "x", SETTINGS, PLAN, results_with("11", tmp_path / "y", seed=1)).episodes
-        == {}
-    )
-
-
 def test_two_deterministic_modes_are_compared_but_not_disjoint_episodes(tmp_path):
     other = results_with("110100", tmp_path / "other.json", mode="l1")
     assert open_results(tmp_path / "x", SETTINGS, PLAN, other).episodes == {}
@@ -288,36 +276,3 @@ def test_the_tables_have_a_line_for_each_task_and_for_all(results, tmp_path):
     assert lines[-1] == "libero_goal all  3/6 = 50 % [19, 81]"
     lines = comparison_table(results_with("010000", tmp_path / "before.json"), results, PLAN)
     assert lines[-1].endswith("+33 points [-17, +67], p = 0.5  6: +2 -0")
-
-
-# perturbations
-
-
-def test_perturbed_episodes_stand_apart_and_are_paired_with_the_same_starts_unperturbed(tmp_path):
-    plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1", "camera-5"])
-    labels = [key.perturbation for key in plan.keys]
-    assert labels == ["none"] * 2 + ["camera-1"] * 2 + ["camera-5"] * 2
-    results = results_with("111000", tmp_path / "results.json", plan)
-    stored = saved(results, plan=plan)
-    assert stored["all"]["success_k"] == stored["all"]["success_n"] == 2  # only the unperturbed ones
-    camera = stored["perturbed"]["camera-5"]
-    assert (camera["success_k"], camera["against_unperturbed"]["only_before"]) == (0, 2)
-    assert open_results(results.path, SETTINGS, plan).episodes == results.episodes
-
-    lines = perturbation_table(results, plan.perturbations, results)
-    assert len(lines) == 4
-    assert lines[2].startswith("camera-1      1/2 = 50 % [9, 91]")
-    picture = draw_perturbations(results, plan.perturbations, results, tmp_path / "picture.png")
-    assert picture.stat().st_size > 1000
-
-
-def test_a_perturbation_draws_the_same_at_every_magnitude_but_each_episode_has_its_own_stream():
-    plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1", "camera-5"])
-    episodes = [episode_of(key) for key in plan.keys]
-    assert len({episode.index for episode in episodes}) == 6
-    seeds = {}
-    for episode in episodes:
-        if episode.perturbation is not None:
-            seeds.setdefault(episode.init_state_id, set()).add(episode.perturbation.seed)
-    assert [len(seeds[init_state_id]) for init_state_id in (0, 1)] == [1, 1]
-    assert seeds[0] != seeds[1]

@@ -29,13 +29,11 @@ import numpy as np
 
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.sections import MAGNITUDE
 from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
-from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
@@ -49,7 +47,7 @@ EPISODE_S = 3600.0  # more than any episode takes
 
 # Streams of random numbers, so that no choice depends on how many numbers another one draws.
 PLACEMENT_STREAM = 1
-PERTURBATION_STREAM = 2
+MOVE_STREAM = 2
 
 Outcome = Literal["success", "failure", "fault"]
 
@@ -79,10 +77,8 @@ class DemosArgs:
     """Env steps between two frames, where the chunk of a frame is free of noise."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of everything random."""
-    perturb: tuple[Kind, ...] = ()
-    """Kinds of change to LIBERO's world (docs/OWN_TASKS.md); every episode draws one of them, or none."""
-    magnitudes: Annotated[tuple[int, ...], MAGNITUDE] = (1, 3, 5)
-    """How far they go, in steps of 1 to 5."""
+    move_objects: Annotated[tuple[float, ...], POSITIVE] = ()
+    """Distances in cm: every episode draws one of them, or none, and moves LIBERO's objects so far before it starts."""
     assets: str = "lowpoly"
     """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
 
@@ -143,8 +139,8 @@ def check_flags(args: DemosArgs, spec: EnvSpec) -> None:
     check_numbers(args)
     if not args.noise_scales:
         raise BadInput("--noise-scales needs at least one number; 0 is no noise")
-    if args.perturb and args.task_suite == METAWORLD:
-        raise BadInput(f"--perturb is only for the suites of LIBERO: leave it out for {METAWORLD}")
+    if args.move_objects and args.task_suite == METAWORLD:
+        raise BadInput(f"--move-objects is only for the suites of LIBERO: leave it out for {METAWORLD}")
     num_stored = min(task.num_init_states for task in task_info(spec))
     if args.init_states == "fresh":
         return
@@ -261,6 +257,7 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
     The benchmark's initial states take turns, and from round to round each meets another of the noise scales.
     """
     generator = np.random.default_rng([args.seed, task_id, index])
+    move_generator = np.random.default_rng([args.seed, task_id, index, MOVE_STREAM])
     init_state_id = None
     if args.init_states == "fresh":
         placement_generator = np.random.default_rng([args.seed, task_id, index, PLACEMENT_STREAM])
@@ -280,16 +277,9 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
         noise_scale=args.noise_scales[turn % len(args.noise_scales)],
         first_frame=int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1))),
         noise_generator=generator,
-        perturbation=draw_perturbation(args, task_id, index),
+        moved_cm=float(move_generator.choice((0.0, *args.move_objects))),
+        move_generator=move_generator,
     )
-
-
-def draw_perturbation(args: DemosArgs, task_id: int, index: int) -> Perturbation | None:
-    """How the world of an episode is perturbed, a function of the arguments alone."""
-    labels = [NONE, *(f"{kind}-{magnitude}" for kind, magnitude in product(args.perturb, args.magnitudes))]
-    generator = np.random.default_rng([args.seed, task_id, index, PERTURBATION_STREAM])
-    label = str(generator.choice(labels))
-    return from_label(label, int(generator.integers(2**32)))
 
 
 def main(argv: Sequence[str]) -> None:

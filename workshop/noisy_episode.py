@@ -13,11 +13,11 @@ import numpy as np
 from envs.env import ChunkResult, Start
 from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
-from envs.perturb import Perturbation
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.expert import Expert
 from workshop.metaworld_expert import MetaWorldExpert
+from workshop.moved_objects import reset_with_moved_objects
 
 # The noise on the motions, of `tremor` and of `noise_bursts`: Ornstein-Uhlenbeck processes.
 NOISE_RHO = 0.8  # share of the noise of one env step that remains in the next
@@ -40,7 +40,8 @@ class Attempt:
     noise_scale: float
     first_frame: int  # env step before which the first frame is due
     noise_generator: np.random.Generator
-    perturbation: Perturbation | None
+    moved_cm: float  # how far the objects are moved at the start
+    move_generator: np.random.Generator
 
 
 @dataclass
@@ -64,8 +65,13 @@ def record_episode(
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, num_motions)
     uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator, num_motions)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
-    start = Start(attempt.init_state_id, attempt.seed, perturbation=attempt.perturbation)
-    result = env.reset(start, observe=has_frame[0])
+    start = Start(attempt.init_state_id, attempt.seed)
+    if isinstance(env, MetaWorldEnv):
+        result = env.reset(start, observe=has_frame[0])
+    else:
+        result = reset_with_moved_objects(
+            env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
+        )
     if result.error is not None:
         return result, None
     expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
