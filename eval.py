@@ -11,7 +11,6 @@ A command with --out continues an interrupted evaluation. The results file is de
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -66,7 +65,7 @@ def evaluate(config: EvalConfig) -> Results:
 def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results, Results | None]:
     """Plan and play what is missing. Returns the plan, the results and those of --compare-with."""
     keep_compiled_code()
-    from experiment.file_lock import lock_file
+    from experiment.file_lock import locked
     from experiment.setup import choose_looks
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -75,7 +74,7 @@ def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results
     assets = choose_looks(config.simulator.assets, config.model, config.suites)
     # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
     config = replace(config, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
-    with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
+    with locked(out.with_name(f".{out.name}.lock"), f"--out {out}"):
         try:
             results, before = play_all(config, plan, out)
         except KeyboardInterrupt:

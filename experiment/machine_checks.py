@@ -103,7 +103,7 @@ def check_output(config: TrainConfig, resume: str | None) -> None:
             return
     with output_place(Path(resume), "--resume"):
         if is_first_rank():  # now, before this program takes memory that the one which trains needs
-            lock_file(Path(resume) / LOCK_FILE, f"--resume {resume}: the run").close()
+            lock_file(Path(resume) / LOCK_FILE, f"--resume {resume}: the run").release()
         files = latest_checkpoint(Path(resume)).rglob("*")
         needed = sum(file.stat().st_size for file in files) / 2**20
         free = shutil.disk_usage(resume).free / 2**20

@@ -11,12 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig
 from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp, output_place, write_json
 from envs.assets import find_pack
-from experiment.file_lock import FileLock, lock_file
+from experiment.file_lock import lock_file
 from experiment.provenance import provenance
 from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
 from experiment.terminal import log_to_terminal
@@ -92,7 +94,7 @@ class Run:
             self._metrics_file.close()
         self.wandb.finish(exit_code)
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
 
 
 def start_run(

@@ -1,6 +1,5 @@
 """Train a policy on demonstrations and write it: what workshop.sft does once its flags are read."""
 
-import contextlib
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from contracts import BadInput, Observation, first_line, unfinished_folder, write_json
 from experiment.checkpoints import write_trainer_state
-from experiment.file_lock import lock_file
+from experiment.file_lock import locked
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.stopping import interruptible
@@ -78,8 +77,8 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
     state_file = args.out / STATE_FILE
     if args.out.exists() and not state_file.exists():
         raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
-    lock = lock_file(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
-    with contextlib.closing(lock), unfinished_folder(args.out) as scratch:
+    lock = locked(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
+    with lock, unfinished_folder(args.out) as scratch:
         device = choose_device(args.device, args.init)
         limit_memory(args.memory_budget, device)
         demos = read_demos(args, scratch)

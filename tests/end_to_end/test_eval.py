@@ -59,7 +59,6 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, 
     assert stored(killed)["complete"]
     assert episodes_in(killed) == episodes_in(straight)
     assert stored(killed)["versions"]["mujoco"] == "3.3.0"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.json", "straight.json"]  # no lock
 
 
 def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
