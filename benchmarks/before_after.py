@@ -4,28 +4,23 @@
 
 Greedy episodes from the benchmark's first initial states, none of them chosen: a column for each, the checkpoint alone
 above, with the adapter below. An episode has a green frame from its start if it succeeds, else a red one. Its last
-picture stands still. A line above each row counts the successes. One frame in FRAME_STRIDE is kept.
+picture stands still. A line above each row counts the successes. Prints these counts, too.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 from PIL import Image, ImageDraw
 
 from command_line import main_guard, parse_flags
-from configs.bounds import POSITIVE, check_numbers
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
+from vla.loading import LoadOptions
+from vla.policy import Policy
 
-if TYPE_CHECKING:  # imported where it is used: --help needs no torch
-    from vla.policy import Policy
-
-FRAME_STRIDE = 3
+FRAME_STRIDE = 3  # one frame of so many is kept
 MILLISECONDS = 100  # that a frame is shown: one and a half times as fast as the robot
 FRAMES_AT_END = 15  # that the last picture stands
 CELL_SIDE = 128  # pixels
@@ -38,8 +33,6 @@ FAILURE_COLOUR = "#d73027"
 
 @dataclass(frozen=True)
 class Args:
-    """Draw a moving picture of a policy before and after training: the same episodes, one above the other."""
-
     checkpoint: str
     """Folder or hub id of the policy before."""
     adapter: str
@@ -48,14 +41,11 @@ class Args:
     """File to write, .webp or .gif."""
     task_suite: str = "libero_spatial"
     task_id: int = 0
-    num_states: Annotated[int, POSITIVE] = 6
+    num_states: int = 6
     """Columns: the first initial states."""
     assets: str = "lowpoly"
     """Looks: lowpoly, official or a folder."""
     device: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 @dataclass(frozen=True)
@@ -74,32 +64,21 @@ class Clip:
 
 
 def main(argv: Sequence[str]) -> None:
-    args = parse_flags(Args, argv, prog="python -m benchmarks.before_after")
-    from vla.loading import LoadOptions
-    from vla.policy import Policy
-
-    rows = []
-    for adapter in (None, args.adapter):
-        policy = Policy.load(adapter or args.checkpoint, LoadOptions(args.task_suite, device=args.device))
-        env = LiberoEnv(
-            EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id
-        )
-        clips = [play(policy, env, init_state_id) for init_state_id in range(args.num_states)]
-        env.close()
-        print(
-            f"{adapter or args.checkpoint}: {sum(clip.success for clip in clips)} of {len(clips)}", flush=True
-        )
-        rows.append(clips)
-    pictures = draw(rows)
-    pictures[0].save(
-        args.out,
-        save_all=True,
-        append_images=pictures[1:],
-        duration=MILLISECONDS,
-        loop=0,
-        quality=QUALITY,
-    )
+    args = parse_flags(Args, argv, prog="python -m benchmarks.before_after", description=__doc__)
+    rows = [play_states(args, folder) for folder in (args.checkpoint, args.adapter)]
+    first, *rest = draw(rows)
+    first.save(args.out, save_all=True, append_images=rest, duration=MILLISECONDS, loop=0, quality=QUALITY)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB")
+
+
+def play_states(args: Args, folder: str) -> list[Clip]:
+    """Play the policy in `folder` in the first initial states."""
+    policy = Policy.load(folder, LoadOptions(args.task_suite, device=args.device))
+    env = LiberoEnv(EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id)
+    clips = [play(policy, env, init_state_id) for init_state_id in range(args.num_states)]
+    env.close()
+    print(f"{folder}: {sum(clip.success for clip in clips)} of {len(clips)}", flush=True)
+    return clips
 
 
 def play(policy: Policy, env: LiberoEnv, init_state_id: int) -> Clip:
@@ -121,8 +100,7 @@ def draw(rows: Sequence[Sequence[Clip]]) -> list[Image.Image]:
     for index in range(length + FRAMES_AT_END):
         picture = Image.new("RGB", (CELL_SIDE * len(rows[0]), row_height * len(rows)), "white")
         for row, (name, clips) in enumerate(zip(("before", "after"), rows, strict=True)):
-            successes = sum(clip.success for clip in clips)
-            title = f"{name} training: {successes} of {len(clips)} succeed"
+            title = f"{name} training: {sum(clip.success for clip in clips)} of {len(clips)} succeed"
             ImageDraw.Draw(picture).text((BORDER, row * row_height + 2), title, "black", font_size=14)
             for column, clip in enumerate(clips):
                 picture.paste(clip.frame_at(index), (column * CELL_SIDE, row * row_height + TITLE_HEIGHT))

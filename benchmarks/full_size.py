@@ -1,11 +1,11 @@
-"""A checkpoint of full size, 7.5 billion parameters in 15 GB, in the public format: with random weights, or grown.
+"""Write a checkpoint of full size, 7.5 billion parameters in 15 GB, in the public format: random weights, or grown.
 
     python -m benchmarks.full_size OUT                               # random: for time and memory
     python -m benchmarks.full_size OUT --grow SMALL [--noise 0.02]   # decides as the small policy: also for learning
 
 Neither has anything of OpenVLA-OFT's weights. Both show what this implementation does at full size: memory, speed,
-precision, and whether its optimizer learns. A grown network also lacks the outlier activations of trained ones, so it
-says nothing about formats of 8 bits.
+precision, and whether its optimizer learns. Both lack the outlier activations of trained networks, so they say nothing
+about formats of 8 bits.
 
 SMALL is a checkpoint folder of the true geometry, which `workshop.sft` trains in the sizes of SIZES_NEEDED: one or two
 images, with or without robot state, with or without an L1 head. What it reads, the data set's statistics, tokenizer and
@@ -15,53 +15,178 @@ The weights are made on a GPU. The same seed gives the same weights on the same 
 """
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
+import torch
 import tyro
 
+from benchmarks.growing import add_noise, check_sizes, grow, grow_action_head
 from command_line import main_guard, parse_flags
-from configs.bounds import NOT_NEGATIVE, check_numbers
-from contracts import BadInput
+from contracts import BadInput, read_json, write_json
+from vla.adapter_folder import copy_small_files
+from vla.checkpoint import inspect_checkpoint
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.network_config import read_network_config
+from vla.network_io import load_action_head, load_network, save_network
+from vla.weights import fingerprint
+from workshop.tiny import make_tiny_checkpoint, preprocessor_config
+
+CONFIG: dict[str, object] = {
+    "architectures": ["OpenVLAForActionPrediction"],
+    "model_type": "openvla",
+    "arch_specifier": "no-align+fused-gelu-mlp",
+    "image_resize_strategy": "resize-naive",
+    "image_sizes": [224, 224],
+    "n_action_bins": 256,
+    "num_images_in_input": 2,
+    "pad_to_multiple_of": 64,
+    "pad_token_id": 32000,
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
+    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+    "timm_override_act_layers": [None, None],
+    "torch_dtype": "bfloat16",
+    "use_fused_vision_backbone": True,
+}
+# Fields of config.json that a grown network takes from the small policy.
+COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
+NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
+SIZES_NEEDED = (
+    "full size grows from images of 224 pixels in patches of 14, vision width 32, 64 or 128, and language width 128, "
+    "256 or 512 in heads of 128; train such a policy by `python -m workshop.sft --demos FOLDER --out SMALL "
+    "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    """Write a checkpoint of full size: with random weights, or grown from a small policy."""
-
     out: tyro.conf.Positional[Path]
     """Folder to write, 15 GB."""
     grow: Path | None = None
     """Folder of a small policy of the true geometry, whose decisions the network takes (None: random weights)."""
-    noise: Annotated[float, NOT_NEGATIVE] = 0.02
+    noise: float = 0.02
     """Of a grown network: standard deviation of the noise on every weight, as a share of the root mean square of its
-    matrix's weights that are not zero. More noise makes the copies of a weight differ more, but costs success. 0.05
-    cost none: 18 of 50 before, 17 and 20 after (two seeds). 0.36 weakened a policy (docs/LOG.md). From 0.01 on, copies
-    differ after rounding to bfloat16, whose steps are 0.4 to 0.8 % of a number."""
-    seed: Annotated[int, NOT_NEGATIVE] = 0
+    matrix's weights that are not zero. More noise makes the copies of a weight differ more, but costs success. From
+    0.01 on, copies differ after rounding to bfloat16, whose steps are 0.4 to 0.8 % of a number."""
+    seed: int = 0
     """Seed of the random weights and of the noise."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def main(argv: Sequence[str]) -> None:
-    args = parse_flags(Args, argv, prog="python -m benchmarks.full_size")
-    import torch
-
-    from benchmarks.full_size_weights import CONFIG, write_full_size, write_grown
-
+    args = parse_flags(Args, argv, prog="python -m benchmarks.full_size", description=__doc__)
     if (args.out / "config.json").exists():
         raise BadInput(f"{args.out} holds a checkpoint already: name a new folder")
     if not torch.cuda.is_available():
         raise BadInput("weights of full size are made on a GPU with 20 GB free, but torch sees none")
+    device = torch.device("cuda")
     if args.grow is None:
-        write_full_size(args.out, args.seed)
+        write_random(args.out, args.seed, device)
     else:
-        write_grown(args.grow, args.out, CONFIG, args.noise, args.seed, torch.device("cuda"))
+        write_grown(args.grow, args.out, CONFIG, args.noise, args.seed, device)
     print(f"wrote {args.out}")
+
+
+def write_random(folder: Path, seed: int, device: torch.device) -> None:
+    """Random weights, with tokenizer and statistics of the small checkpoints."""
+    with tempfile.TemporaryDirectory() as small_folder:
+        small = make_tiny_checkpoint(Path(small_folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_small_files(small, folder)
+    write_json(folder / "preprocessor_config.json", preprocessor_config(image_size=224))
+    network = build_on_meta(CONFIG).to_empty(device=device)
+    network.proprio_projector = ProprioProjector(8, 4096).to(device)
+    initialise(network, torch.Generator(device).manual_seed(seed))
+    save_network(folder, network, CONFIG)
+
+
+def write_grown(
+    small_folder: Path,
+    folder: Path,
+    target: dict[str, object],
+    noise: float,
+    seed: int,
+    device: torch.device,
+) -> None:
+    """Grow a small policy into the sizes of the config.json `target`, and write the checkpoint `folder`.
+
+    The weights are bfloat16; each is computed in float32 from the small network's, and rounded. noise: see `add_noise`.
+    Raises BadInput when the small policy has other sizes than can be grown into those of `target`.
+    """
+    info = inspect_checkpoint(small_folder)
+    small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
+    small_head = load_action_head(info, device, torch.float32)
+    large = build_on_meta(target)
+    try:
+        check_sizes(small, large)
+    except ValueError as error:
+        raise BadInput(f"{small_folder}: {error}: {SIZES_NEEDED}") from error
+
+    generator = torch.Generator(device).manual_seed(seed)
+    fill_grown(small, large.to_empty(device=device), noise, generator)
+    large_head = None
+    if small_head is not None:
+        llm_repeats = large.language_model.config.hidden_size // small.language_model.config.hidden_size
+        large_head = grown_head(small_head, llm_repeats, noise, generator)
+
+    small_config = read_json(small_folder / "config.json")
+    config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
+    config["num_images_in_input"] = info.num_images
+    small_fingerprint = fingerprint(info.weights.values())
+    config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
+    save_network(folder, large, config, action_head=large_head)
+    copy_small_files(small_folder, folder)
+
+
+def build_on_meta(config: dict[str, object]) -> OpenVLAOFT:
+    """The network of a config.json in bfloat16, without memory and without a proprio projector."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "config.json", config)
+        network_config = read_network_config(Path(folder))
+    with torch.device("meta"):
+        return OpenVLAOFT(network_config, NUM_ACTION_TOKENS).to(torch.bfloat16)
+
+
+@torch.no_grad()
+def initialise(network: OpenVLAOFT, generator: torch.Generator) -> None:
+    """Scales 1, biases 0, all other weights random with standard deviation 1 / sqrt(inputs)."""
+    for name, parameter in network.named_parameters():
+        is_vector = parameter.ndim == 1
+        is_norm_scale = is_vector and "norm" in name and name.endswith("weight")
+        if name.endswith(".gamma") or is_norm_scale:
+            parameter.fill_(1.0)
+        elif is_vector:
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+
+
+def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: torch.Generator) -> None:
+    """Give the large network its weights, and a proprio projector (in float32) if the small one has one."""
+    if small.proprio_projector is not None:
+        sizes = (small.proprio_projector.proprio_dim, large.language_model.config.hidden_size)
+        large.proprio_projector = ProprioProjector(*sizes).to(generator.device)
+    initialise(large, generator)
+    grow(small, large)
+    add_noise(large, noise, generator)
+
+
+def grown_head(
+    small: L1RegressionHead, llm_repeats: int, noise: float, generator: torch.Generator
+) -> L1RegressionHead:
+    """The L1 head in bfloat16. Its inputs and its hidden layers are `llm_repeats` times as wide as the small one's."""
+    num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
+    with generator.device:
+        large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
+    grow_action_head(small, large, llm_repeats)
+    add_noise(large, noise, generator)
+    return large.to(torch.bfloat16)
 
 
 if __name__ == "__main__":

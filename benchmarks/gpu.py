@@ -1,43 +1,269 @@
-"""Measure the 7B network on one GPU (decisions, updates, memory), and how a run scales if there are several GPUs.
+"""Print milliseconds and memory of the 7B network on one GPU: decisions, samples of updates, an optimizer step.
 
-    python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--frozen-weights bf16 int8] [--no-iteration]
+    python -m benchmarks.gpu --folder FULL [--memory-gib 24] [--frozen-weights bf16 int8] [--budgets-gib 16 24 48 80]
 
---folder holds a 7B checkpoint, or random weights of that size are written there (15 GB). The forward pass of an
-observation is 8.6 TFLOP with two images, which are 599 tokens, and 4.8 with one, 343 tokens. A sample of an update is
-twice that, because the frozen weights get no gradient. MFU is the reached rate as a share of that of an 8192 x 8192 x
-8192 matrix product, measured in the same run. The memory of the allocator is limited, so what does not fit fails. Every
-kind of update is measured with a new policy, so that no line includes the memory of passes that were recorded for
-another line.
+FULL: a 7B checkpoint, or random weights (`python -m benchmarks.full_size FULL`). The forward pass of an observation is
+8.6 TFLOP with two images, which are 599 tokens, and 4.8 with one, 343 tokens. A sample of an update is twice that,
+because the frozen weights get no gradient. MFU is the reached rate as a share of that of an 8192 x 8192 x 8192 matrix
+product, measured in the same run. The memory of the allocator is limited, so what does not fit fails. Every kind of
+update is measured with a new policy, so that no line includes the memory of passes that were recorded for another line.
 """
 
-import signal
+import gc
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from benchmarks.gpu_flags import Args
-from command_line import handle_stop_signals, main_guard, parse_flags
-from contracts import BadInput
+import numpy as np
+import torch
+from torch import Tensor
+
+from command_line import main_guard, parse_flags
+from contracts import GIB, BadInput, Observation
+from vla.checkpoint import inspect_checkpoint
+from vla.loading import Compile, FrozenWeights, LoadOptions
+from vla.memory import plan_update
+from vla.policy import Policy
+from vla.tokens import FIRST_ACTION_TOKEN
+
+TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
+PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
+PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
+AGREEMENT_OBSERVATIONS = 16
+INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+
+
+@dataclass(frozen=True)
+class Args:
+    folder: Path
+    """A 7B checkpoint."""
+    frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
+    """Formats of the frozen weights that are measured, one after the other."""
+    memory_gib: float = 24.0
+    """Limit of the GPU allocator, in GiB."""
+    repeats: int = 8
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Observations decided together."""
+    micro_batches: tuple[int, ...] = (2, 4)
+    """Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2."""
+    budgets_gib: tuple[float, ...] = ()
+    """Values of --memory-budget for which a run's plan, rate and peak memory are shown, too."""
+    agreement: bool = False
+    """Also compare compiled passes with plain ones in float32, which take 30 GB."""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Times calls and prints their lines."""
+
+    ceiling: float  # TFLOP/s that count as 100 %
+    tflop_forward: float  # of one observation
+    repeats: int
+
+    def report(self, name: str, num_rows: int, call: Callable[[], object], passes: int) -> None:
+        """Time a call and print milliseconds for each of its `num_rows` rows, MFU and memory, or that it does not fit.
+
+        passes: the work of a row, in forward passes.
+        """
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            row_s = median_seconds(call, self.repeats) / num_rows
+        except torch.OutOfMemoryError:
+            print(f"{name:36} {num_rows:3}: does not fit", flush=True)
+            return
+        utilisation = passes * self.tflop_forward / row_s / self.ceiling
+        reserved_gib = torch.cuda.max_memory_reserved() / GIB
+        print(
+            f"{name:36} {num_rows:3}: {1e3 * row_s:6.1f} ms each, {utilisation:4.0%} MFU, peak {peak_gib():5.2f} GiB "
+            f"allocated, {reserved_gib:5.2f} reserved",
+            flush=True,
+        )
 
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.gpu", description=__doc__)
-    handle_stop_signals(signal.default_int_handler)  # so that the temporary folder is removed
-    import torch
-
     if not torch.cuda.is_available():
-        raise BadInput(
-            "the 7B network is measured on a CUDA GPU, but torch sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES; "
-            "on a CPU `python -m benchmarks.decision` times a small policy"
-        )
-    from benchmarks.gpu_measures import measure
+        raise BadInput("torch sees no CUDA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    num_images = inspect_checkpoint(args.folder).num_images
+    meter = Meter(matrix_rate(), TFLOP_FORWARD[num_images], args.repeats)
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; matrix product {meter.ceiling:.0f} TFLOP/s; "
+        f"{num_images} image(s)",
+        flush=True,
+    )
+    for weights in args.frozen_weights:
+        print(f"frozen weights: {weights}", flush=True)
+        measure_deciding(args, weights, meter)
+        measure_updates(args, weights, meter)
+        measure_optimizer(args, weights)
+        for budget_gib in args.budgets_gib:
+            measure_budget(args.folder, budget_gib, weights, meter)
+    if args.agreement:
+        measure_agreement(args.folder, args.frozen_weights)
 
-    if args.folder is None:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(Path(folder), args)
-    else:
-        measure(args.folder, args)
+
+def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile: Compile = "on") -> Policy:
+    """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator (None: no limit)."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    options = LoadOptions(
+        task_suite="libero_spatial",
+        device="cuda",
+        memory_budget=memory_gib,
+        frozen_weights=weights,
+        compile=compile,
+    )
+    return Policy.load(str(folder), options)
+
+
+def measure_deciding(args: Args, weights: FrozenWeights, meter: Meter) -> None:
+    """Measure loading and decisions.
+
+    Every batch size is called once before the first one is timed, because calls right after compiling are slower.
+    """
+    started = time.perf_counter()
+    policy = load(args.folder, args.memory_gib, weights)
+    allocated_gib = torch.cuda.memory_allocated() / GIB
+    print(f"load {time.perf_counter() - started:.1f} s, {allocated_gib:.2f} GiB", flush=True)
+    observations = make_observations(policy, max(args.batches))
+    for batch in args.batches:
+        started = time.perf_counter()
+        policy.act(observations[:batch])
+        print(f"first act of {batch}: {time.perf_counter() - started:.1f} s", flush=True)
+    for batch in args.batches:
+        meter.report("act", batch, partial(policy.act, observations[:batch]), PASSES_TO_DECIDE)
+    with policy.teacher():
+        meter.report("act, teacher", 1, partial(policy.act, observations[:1]), PASSES_TO_DECIDE)
+
+
+def measure_updates(args: Args, weights: FrozenWeights, meter: Meter) -> None:
+    """Measure forward and backward passes of every size of micro-batch, without and with recomputed activations."""
+    for recomputed in ("nothing", "all blocks"):
+        for micro_batch_size in args.micro_batches:
+            policy = load(args.folder, args.memory_gib, weights)
+            if recomputed == "all blocks":
+                policy.network.recompute_everything()
+            report_update(policy, f"update, recomputing {recomputed}", micro_batch_size, meter)
+            del policy  # the next one may need its memory
+
+
+def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter) -> None:
+    observations = make_observations(policy, micro_batch_size)
+
+    def update() -> None:
+        for _, parameter in policy.named_trainable_parameters():
+            parameter.grad = None
+        learn_from(policy, observations)
+
+    meter.report(name, micro_batch_size, update, PASSES_TO_LEARN)
+
+
+def measure_optimizer(args: Args, weights: FrozenWeights) -> None:
+    """Measure an optimizer step of two samples.
+
+    It consists of forward and backward pass, AdamW, and the update of the copies of adapters that the matrix products
+    with frozen weights keep.
+    """
+    policy = load(args.folder, args.memory_gib, weights)
+    observations = make_observations(policy, 2)
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-15, fused=True)
+    policy.watch(optimizer)
+
+    def step() -> None:
+        learn_from(policy, observations)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.cuda.reset_peak_memory_stats()
+    step_s = median_seconds(step, args.repeats)
+    print(f"optimizer step of 2 samples: {1e3 * step_s:.1f} ms, peak {peak_gib():.2f} GiB", flush=True)
+
+
+def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, meter: Meter) -> None:
+    """Print the plan that a run with this --memory-budget would choose, and measure its update under that limit."""
+    policy = load(folder, budget_gib, weights)
+    try:
+        plan = plan_update(policy, "auto", "auto", 32)
+    except BadInput as reason:
+        print(f"--memory-budget {budget_gib:g}: refused: {reason}", flush=True)
+        return
+    recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
+    report_update(policy, f"{budget_gib:g} GiB, {recomputed}", plan.micro_batch_size, meter)
+
+
+def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
+    """Compare greedy tokens and log-probs of compiled passes with those of plain passes in float32."""
+    policy = load(folder, None, "float32", compile="off")
+    observations = make_observations(policy, AGREEMENT_OBSERVATIONS)
+    with torch.no_grad():
+        exact = chunk_logits(policy, observations, 1)
+    del policy  # the next one may need its memory
+    for weights in formats:
+        policy = load(folder, None, weights)
+        acted = policy.act(observations)
+        learning = policy.token_logprobs(chunk_logits(policy, observations, 2), acted.tokens, 1.0)
+        share = (acted.tokens == exact.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
+        differences = (acted.logprobs - policy.token_logprobs(exact, acted.tokens, 1.0)).abs()
+        ratio_error = ((learning - acted.logprobs).exp() - 1).abs().mean()
+        print(
+            f"compiled {weights} beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
+            f"{differences.mean():.4f} on average, {differences.max():.4f} at most; learning beside acting: mean "
+            f"|ratio - 1| of tokens {ratio_error:.4f}"
+        )
+        del policy
+
+
+def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> Tensor:
+    """Logits (N, A, 256) on the CPU, computed for `micro_batch_size` observations at a time."""
+    parts = []
+    for start in range(0, len(observations), micro_batch_size):
+        logits = policy.chunk_logits(observations[start : start + micro_batch_size])
+        parts.append(logits.detach().cpu())
+    return torch.cat(parts)
+
+
+def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:
+    """Forward and backward pass of a micro-batch; the gradient is added to the present one."""
+    logits = policy.chunk_logits(observations)
+    tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
+    policy.token_logprobs(logits, tokens, 1.0).mean().backward()
+
+
+def make_observations(policy: Policy, count: int) -> list[Observation]:
+    """Observations of noise, preprocessed as the simulators' processes do in a run."""
+    generator = np.random.default_rng(0)
+    frames = generator.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
+    prepare = policy.model_inputs.prepare_images
+    return [Observation(prepare(images), np.zeros(8), INSTRUCTION, True) for images in frames]
+
+
+def median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median seconds of `repeats` calls, each until the GPU is idle again; two calls before are not counted."""
+    durations = []
+    for _ in range(repeats + 2):
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        durations.append(time.perf_counter() - started)
+    return median(durations[2:])
+
+
+def peak_gib() -> float:
+    """The most memory that tensors have held since the last reset of the statistics."""
+    return torch.cuda.max_memory_allocated() / GIB
+
+
+def matrix_rate() -> float:
+    """TFLOP/s of a large bfloat16 product of random matrices."""
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / median_seconds(lambda: a @ b, 20) / 1e12
 
 
 if __name__ == "__main__":

@@ -8,93 +8,61 @@ So it counts weights, tensors, what torch's allocator keeps, CUDA contexts and t
 programs on the GPU. --memory-budget of the command is a different limit: that of the tensors of one process.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from benchmarks.background import repeated_beside
+import torch
+
 from command_line import main_guard
 from contracts import GIB, BadInput
-
-if TYPE_CHECKING:  # imported where it is used: --help needs no torch
-    from torch import Tensor
 
 SAMPLING_INTERVAL_S = 0.05
 
 
-class FreeMemory:
-    """The free memory of a GPU, in bytes: at first, and the least since then."""
-
-    def __init__(self, gpu_index: int) -> None:
-        from torch.cuda import mem_get_info
-
-        self.gpu_index = gpu_index
-        self.mem_get_info = mem_get_info
-        self.at_start, _ = mem_get_info(gpu_index)
-        self.least = self.at_start
-
-    def sample(self) -> None:
-        unused, _ = self.mem_get_info(self.gpu_index)
-        self.least = min(self.least, unused)
-
-    def describe(self) -> str:
-        peak_gib = (self.at_start - self.least) / GIB
-        return (
-            f"whole GPU {self.gpu_index}: peak {peak_gib:.2f} of the {self.at_start / GIB:.2f} GiB that the ballast "
-            "left free"
-        )
-
-
-def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
+def take_ballast(gpu_index: int, free_gib: float) -> torch.Tensor:
     """Allocate a uint8 tensor so large that `free_gib` GiB stay free. Raises BadInput if less is free already."""
-    import torch
-
     device = torch.device("cuda", gpu_index)
     torch.zeros(1, device=device)  # create this process's CUDA context first, because it takes memory, too
     unused, _ = torch.cuda.mem_get_info(gpu_index)
     ballast_bytes = unused - int(free_gib * GIB)
     if ballast_bytes < 0:
-        raise BadInput(
-            f"{free_gib:g} GiB cannot be left free: {device} has only {unused / GIB:.1f} free; close other programs "
-            "on it, or use a GPU with more memory"
-        )
+        raise BadInput(f"cuda:{gpu_index} has only {unused / GIB:.1f} GiB free, not {free_gib:g}")
     return torch.empty(ballast_bytes, dtype=torch.uint8, device=device)
 
 
+def run_watched(command: Sequence[str], gpus: Sequence[int]) -> tuple[int, dict[int, float]]:
+    """Run the command; returns its exit code, and how far the free memory of each GPU fell, in GiB."""
+    at_start = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus}
+    least = dict(at_start)
+    process = subprocess.Popen(command)
+    exit_code = None
+    while exit_code is None:
+        for gpu in gpus:
+            least[gpu] = min(least[gpu], torch.cuda.mem_get_info(gpu)[0])
+        try:
+            exit_code = process.wait(SAMPLING_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return exit_code, {gpu: (at_start[gpu] - least[gpu]) / GIB for gpu in gpus}
+
+
 def main(argv: Sequence[str]) -> None:
-    """Run the command, print the peaks, and raise SystemExit with the command's exit code."""
-    parser = argparse.ArgumentParser(
-        "benchmarks.smaller_card", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Raises SystemExit with the command's exit code."""
+    parser = argparse.ArgumentParser("benchmarks.smaller_card", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("free_gib", type=float)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args(argv)
-    if not args.command:
-        parser.error("a command is missing")
-    import torch
-
     gpus = range(torch.cuda.device_count())
     if not gpus:
-        raise BadInput(
-            "no memory can be taken: torch sees no CUDA GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        )
-    ballast = [take_ballast(gpu_index, args.free_gib) for gpu_index in gpus]
-    records = [FreeMemory(gpu_index) for gpu_index in gpus]
-
-    def sample_all() -> None:
-        for record in records:
-            record.sample()
-
-    with repeated_beside(sample_all, SAMPLING_INTERVAL_S):
-        finished = subprocess.run(args.command)
+        raise BadInput("torch sees no CUDA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    ballast = [take_ballast(gpu, args.free_gib) for gpu in gpus]
+    exit_code, peaks_gib = run_watched(args.command, gpus)
     del ballast  # it was kept until here
-    for record in records:
-        print(record.describe(), flush=True)
-    raise SystemExit(finished.returncode)
+    for gpu, peak_gib in peaks_gib.items():
+        print(f"whole GPU {gpu}: peak {peak_gib:.2f} of the {args.free_gib:g} GiB that were left free")
+    raise SystemExit(exit_code)
 
 
 if __name__ == "__main__":

@@ -263,15 +263,3 @@ def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     refused = run(module, "--no-such-flag")
     assert (refused.returncode, refused.stdout) == (2, "imported:\n")
     assert len(refused.stderr.splitlines()) == 1
-
-
-BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
-)
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_benchmarks_answer_help_without_torch(name):
-    helped = run(f"benchmarks.{name}", "--help")
-    assert helped.returncode == 0, helped.stderr
-    assert "torch" not in helped.stdout.splitlines()[-1]

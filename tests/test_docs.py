@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.collect import Args as CollectArgs
 from command_line import parse_flags
 from configs.cli import parse_eval, parse_train
-from configs.eval_config import EvalConfig
-from configs.sections import ModelConfig
 from vla.merge import MergeArgs
 from workshop.demos import DemosArgs
 from workshop.make_init_states import InitStatesArgs
@@ -34,6 +33,7 @@ FLAGS_OF_OTHER_PROGRAMS = {
     "--user",
 }
 READERS = {
+    "benchmarks.collect": partial(parse_flags, CollectArgs, prog="benchmarks.collect"),
     "train_grpo.py": parse_train,
     "eval.py": parse_eval,
     "vla.merge": partial(parse_flags, MergeArgs, prog="vla.merge"),
@@ -131,33 +131,6 @@ def test_every_row_belongs_to_a_table_with_a_head(page):
     assert not [block[:80] for block in blocks if not re.match(r".*\n\|[-|: ]+\|\n\|", block)]
 
 
-def test_the_results_of_the_readme_are_claims_of_the_results():
-    """The same figures, and as many runs beyond chance as the p values of the claim say."""
-    rows = re.findall(r"\| ([^|]+ → [^|]+ of \d+) \| (\d+) of (\d+)\b", PAGES["README.md"])
-    assert len(rows) == 6
-    claims = PAGES["RESULTS.md"].split("### Reinforcement learning")[1].split("###")[0]
-    for figure, beyond_chance, runs in rows:
-        (claim,) = [line for line in claims.splitlines() if figure in line]
-        (listed,) = re.findall(r"p = (\d[^;|]*?)(?:, together|;| \|)", claim)
-        p_values = [float(p) for p in listed.split(", ")]
-        assert (sum(p < 0.05 for p in p_values), len(p_values)) == (int(beyond_chance), int(runs))
-
-
-def test_the_tree_of_the_readme_is_the_tree():
-    """Every folder and file that is named there exists, and every folder of the program is named."""
-    tree = PAGES["README.md"].split("## The tree")[1].split("```")[1]
-    entries = re.split(r"\n(?=\S)", tree.strip())  # each with its continuation lines
-    named = {entry.split()[0] for entry in entries}
-    for entry in entries:
-        name, *words = re.findall(r"[\w./]+", entry)
-        assert (PROJECT / name).exists()
-        missing = [word for word in words if word.endswith(".py") and not (PROJECT / name / word).exists()]
-        assert not missing
-    tracked = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    folders = {path.split("/")[0] + "/" for path in tracked.stdout.splitlines() if "/" in path}
-    assert {folder for folder in folders if not folder.startswith(".")} <= named
-
-
 @pytest.mark.parametrize("message", messages())
 def test_messages_are_those_that_the_program_prints(message):
     parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
@@ -186,9 +159,3 @@ def test_readmes_python_runs_as_it_stands(monkeypatch):
     names: dict[str, object] = {}
     exec(example, names)
     assert names["actions"].shape == (1, 8, 7)
-
-
-def test_the_readmes_config_of_an_evaluation_names_a_checkpoint():
-    (example,) = re.findall(r"`(EvalConfig\(.*?)`", PAGES["README.md"])
-    config = eval(example, {"EvalConfig": EvalConfig, "ModelConfig": ModelConfig})
-    assert config.model.checkpoint

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.full_size_weights import CONFIG, build_on_meta, write_grown
+from benchmarks.full_size import CONFIG, build_on_meta, write_grown
 from benchmarks.growing import check_sizes
 from contracts import BadInput, read_json, write_json
 from tests.small_checkpoint import GROWABLE, GROWN, load_policy
