@@ -11,6 +11,8 @@ from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
 
+Mode = Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
+
 
 @dataclass(frozen=True)
 class EvalConfig:
@@ -44,13 +46,15 @@ class EvalConfig:
     first one, and a deterministic policy is done."""
     first_init_state: Annotated[int, NOT_NEGATIVE] = 0
     """Id of the first initial state of every task."""
-    init_states: Literal["benchmark", "fresh"] = "benchmark"
-    """benchmark: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the seeds
-    0, 1, ..., as many as --trials says, so that smaller differences can be shown. Training draws from other seeds."""
-    mode: Literal["auto", "greedy", "median", "sample", "l1"] = "auto"
-    """How the policy decides. greedy: the most likely tokens, as in published results; median: the medians of its token
-    distributions, which can succeed far more often where these are wide; sample: drawn; l1: the L1 head (auto: sample
-    if --temperature is given, l1 if a pretrained checkpoint has an L1 head, else greedy)."""
+    init_states: Literal["official", "fresh", "both"] = "official"
+    """official: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the seeds
+    0, 1, ..., as many as --trials says, so that smaller differences can be shown; training draws from other seeds.
+    both: the official ones, then fresh ones, --trials in all."""
+    mode: tuple[Mode, ...] | None = None
+    """How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
+    published results; median: the medians of its token distributions, which can succeed far more often where these are
+    wide; sample: drawn; l1: the L1 head (None: sample if --temperature is given, l1 if a pretrained checkpoint has an
+    L1 head, else greedy)."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
@@ -80,12 +84,12 @@ class EvalConfig:
             check_protocol(self)
         if self.temperature is not None and not self.samples:
             raise BadInput(
-                f"--mode {self.mode} does not sample: leave out --temperature, or give --mode sample"
+                f"--mode {' '.join(self.mode or ())} does not sample: leave out --temperature, or give --mode sample"
             )
         changes = [split_suite(suite)[1] for suite in self.suites]
-        if self.init_states == "fresh" and not set(changes).isdisjoint(PLUS_CHANGES):
+        if self.init_states != "official" and not set(changes).isdisjoint(PLUS_CHANGES):
             raise BadInput(
-                "--init-states fresh: the variants of LIBERO-Plus are numbered like initial states; leave it out"
+                f"--init-states {self.init_states}: LIBERO-Plus numbers its variants like initial states: leave it out"
             )
         if self.prompt == "leaked" and not set(changes) <= set(PLUS_CHANGES):
             raise BadInput(
@@ -94,8 +98,8 @@ class EvalConfig:
 
     @property
     def samples(self) -> bool:
-        """Whether the policy samples its actions."""
-        return self.mode == "sample" or (self.mode == "auto" and self.temperature is not None)
+        """Whether the policy samples its actions in one of the modes."""
+        return self.temperature is not None if self.mode is None else "sample" in self.mode
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -121,7 +125,7 @@ def check_protocol(config: EvalConfig) -> None:
         "--task-ids": config.task_ids is not None,
         "--max-env-steps": config.simulator.max_env_steps is not None,
         "--bddl-file": config.simulator.bddl_file is not None,
-        "--mode": config.mode in ("median", "sample"),
+        "--mode": config.mode not in (None, ("greedy",), ("l1",)),
     }
     flags = ", ".join(flag for flag in is_changed if is_changed[flag])
     if flags:

@@ -1,263 +1,173 @@
-"""The results of eval.py: the planned episodes, the file with their outcomes, and which files may be compared.
+"""The file with the episodes of an evaluation (docs/RESULTS_JSON.md), and which evaluations may be compared.
 
-The file (docs/RESULTS_JSON.md) is replaced as a whole, so it is valid at any moment. An interrupted evaluation resumes
-from this file.
+The file is replaced as a whole, so it is valid at any moment. An interrupted evaluation resumes from this file.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
+from pydantic import TypeAdapter
 
-from contracts import BadInput, write_json
-from envs.tasks import TaskInfo
-from experiment.statistics import Paired, compare, count_successes
+from configs.sections import ModelConfig, SimulatorConfig
+from contracts import BadInput, read_bytes, replaced
+from envs.assets import find_pack
+from envs.tasks import bddl_task
+from experiment.evaluator import EpisodeKey, EpisodeResult, Player
 from json_fields import read_fields
 
-KIND = {"format": "vla-grpo evaluation", "version": 1}
+if TYPE_CHECKING:
+    from vla.policy import Policy
+
+SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
 # Two evaluations are compared only where these settings agree.
 EQUAL_IN_COMPARISONS = (
-    "temperature",
     "assets",
     "bddl_sha256",
     "init_states_sha256",
-    "mode",
     "prompt",
-    "init_states",
     "max_env_steps",
     "unnorm_key",
 )
 
 
-class EpisodeKey(NamedTuple):
-    """Identifies an episode. Episodes of two evaluations with equal keys are compared as a pair."""
-
-    task_suite: str
-    task_id: int
-    init_state_id: int
-    repeat: int  # how often the initial state was played before; above 0 only with more trials than states
-
-
-class EpisodeRecord(TypedDict):
-    """An episode in the results file: its EpisodeKey, how it was played and how it ended."""
-
-    task_suite: str
-    task_id: int
-    init_state_id: int
-    repeat: int
-    seed: int
-    mode: str
-    success: bool
-    env_steps: int  # without the steps in which objects settle at the start
-    decisions: int
-    seconds: float  # wall time, including the wait for the policy
-    error: str | None  # a simulator fault after which the episode was played again
-    video: str | None  # path, relative to the results file
-
-
-class Settings(TypedDict):
-    """The settings that, with its key, decide how an episode ends. All episodes of a file have equal settings."""
+@dataclass(frozen=True)
+class Settings:
+    """What decides how an episode ends, with its key and player. All episodes of a file have equal settings."""
 
     checkpoint: str
     weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
-    mode: Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
-    temperature: float | None  # None where the policy does not sample
     seed: int
     assets: str
     bddl_sha256: str | None  # of --bddl-file
+    init_states_sha256: str | None  # of the file of stored states that belongs to --bddl-file
     device: str
     frozen_weights: str
-    prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
-    # Only with --init-states fresh: an init_state_id is then the seed of a state.
-    init_states: NotRequired[Literal["fresh"]]
-    # Older files lack the next three.
-    init_states_sha256: NotRequired[str | None]  # of the file of stored states that belongs to --bddl-file
-    max_env_steps: NotRequired[int | None]  # of --max-env-steps; None: the suite's step limit
-    unnorm_key: NotRequired[str | None]  # of --unnorm-key, which chooses the scale of the actions
+    max_env_steps: int | None  # of --max-env-steps; None: the suite's step limit
+    unnorm_key: str | None  # of --unnorm-key, which chooses the scale of the actions
+    prompt: Literal["clean", "leaked"] = "clean"
 
 
 @dataclass
-class _StoredResults:
-    """The fields of a results file that are read again."""
-
-    format: Literal["vla-grpo evaluation"]
-    version: Literal[1]
-    settings: Settings
-    episodes: list[EpisodeRecord]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The episodes to play, in this order, and what the results file stores in addition to results."""
-
-    tasks: Mapping[str, Sequence[TaskInfo]]  # tasks by suite
-    keys: Sequence[EpisodeKey]
-    header: Mapping[str, object]  # protocol, provenance, training
-
-
-def make_plan(
-    tasks: Mapping[str, Sequence[TaskInfo]],
-    trials: int,
-    first_init_state: int,
-    header: Mapping[str, object],
-    samples: bool = False,
-    fresh: bool = False,
-) -> Plan:
-    """Plan `trials` episodes of each task: trial i starts from initial state `first_init_state` + i.
-
-    All episodes of a task are played in a row, so that the simulator builds the task once. `samples`: whether the
-    policy samples. Only then is an initial state played more than once; a deterministic policy would repeat the same
-    episode, which would count twice. `fresh`: whether initial states are drawn from seeds, which do not end. Raises
-    BadInput if a task has no initial state `first_init_state`.
-    """
-    keys = []
-    for suite, suite_tasks in tasks.items():
-        for task in suite_tasks:
-            num_states = trials if fresh else task.num_init_states - first_init_state
-            if num_states <= 0:
-                raise BadInput(
-                    f"--first-init-state {first_init_state}: {suite} task {task.task_id} "
-                    f"has only {task.num_init_states} initial states, counted from 0"
-                )
-            num_episodes = trials if samples else min(trials, num_states)
-            for trial in range(num_episodes):
-                init_state_id = first_init_state + trial % num_states
-                keys.append(EpisodeKey(suite, task.task_id, init_state_id, repeat=trial // num_states))
-    return Plan(tasks, keys, header)
-
-
-@dataclass(frozen=True)
 class Results:
-    """The episodes of an evaluation, as its results file stores them."""
+    """The content of a results file."""
 
-    path: Path
     settings: Settings
-    episodes: dict[EpisodeKey, EpisodeRecord] = field(default_factory=dict)
+    provenance: dict[str, object]  # command, commit, versions, machine, and how the checkpoint was trained
+    episodes: list[EpisodeResult] = field(default_factory=list)
+    complete: bool = False  # whether all episodes that the last command asked for are there
+    format: Literal["vla-grpo evaluation"] = "vla-grpo evaluation"
+    version: Literal[2] = 2
 
-    def outcomes(self, suite: str | None = None, task_id: int | None = None) -> dict[EpisodeKey, bool]:
-        """Success of each episode: of one task, of one suite, or of all suites (suite None)."""
-        return {
-            key: record["success"]
-            for key, record in self.episodes.items()
-            if (suite is None or key.task_suite == suite) and (task_id is None or key.task_id == task_id)
-        }
+    @property
+    def players(self) -> list[Player]:
+        """Who acted in the episodes."""
+        return list(dict.fromkeys(result.player for result in self.episodes))
 
-
-def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
-    """Write the results file, with a comparison if `before`, the results of another policy, is given.
-
-    Raises BadInput if the file cannot be written.
-    """
-    suites = {}
-    for suite, tasks in plan.tasks.items():
-        task_summaries = {str(task.task_id): _task_summary(results, suite, task, before) for task in tasks}
-        suites[suite] = _summary(results, before, suite) | {"tasks": task_summaries}
-    document = {
-        **KIND,
-        "complete": results.episodes.keys() >= set(plan.keys),
-        "settings": results.settings,
-        "compared_with": None if before is None else {"file": str(before.path), **before.settings},
-        "all": _summary(results, before),
-        "suites": suites,
-        "episodes": [results.episodes[key] for key in sorted(results.episodes)],
-        **plan.header,
-    }
-    try:
-        results.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(results.path, document)
-    except OSError as error:
-        raise BadInput(f"--out {results.path}: cannot be written ({error.strerror or error})") from None
+    def outcomes(self, player: Player) -> dict[EpisodeKey, bool]:
+        """Success of each episode that this player has played."""
+        return {result.key: result.success for result in self.episodes if result.player == player}
 
 
-def _task_summary(results: Results, suite: str, task: TaskInfo, before: Results | None) -> dict[str, object]:
-    description = {"name": task.name, "instruction": task.instruction, "max_env_steps": task.max_env_steps}
-    return description | _summary(results, before, suite, task.task_id)
+FILE_TYPE = TypeAdapter(Results)
 
 
-def _summary(
-    results: Results,
-    before: Results | None,
-    suite: str | None = None,
-    task_id: int | None = None,
-) -> dict[str, object]:
-    """Success rate and comparisons of the episodes that `Results.outcomes` selects by the last two arguments."""
-    outcomes = results.outcomes(suite, task_id)
-    summary: dict[str, object] = {"success_n": 0}
-    if outcomes:
-        summary = dict(count_successes(outcomes.values()).metrics("success"))
-    if before is not None:
-        pairs = compare(before.outcomes(suite, task_id), outcomes)
-        summary |= _comparison("compared", pairs)
-    return summary
+def settings_of(
+    model: ModelConfig,
+    simulator: SimulatorConfig,
+    policy: Policy,
+    weights: str,
+    seed: int,
+    prompt: Literal["clean", "leaked"] = "clean",
+) -> Settings:
+    """The settings of an evaluation. Raises BadInput if a file that they name cannot be read."""
+    bddl_file = simulator.bddl_file
+    return Settings(
+        checkpoint=str(model.checkpoint),
+        weights=weights,
+        seed=seed,
+        assets=str(find_pack(simulator.assets)),
+        bddl_sha256=_sha256(bddl_file),
+        init_states_sha256=None if bddl_file is None else _sha256(bddl_task(bddl_file).init_states),
+        device=policy.device.type,
+        frozen_weights=policy.frozen_weights,
+        max_env_steps=simulator.max_env_steps,
+        unnorm_key=model.unnorm_key,
+        prompt=prompt,
+    )
 
 
-def _comparison(name: str, pairs: Paired) -> dict[str, object]:
-    """A dict with the comparison under `name`; empty if there are no pairs."""
-    if pairs.n == 0:
-        return {}
-    low, high = pairs.interval
-    values = {
-        "n": pairs.n,
-        **asdict(pairs),
-        "difference": pairs.difference,
-        "low": low,
-        "high": high,
-        "p_value": pairs.p_value,
-    }
-    return {name: values}
+def _sha256(path: str | Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(read_bytes(Path(path))).hexdigest()
 
 
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput if it is missing, damaged, or not a results file of this version."""
-    stored = read_fields(path, _StoredResults, "name another results file of eval.py")
-    episodes = {EpisodeKey._make(map(record.get, EpisodeKey._fields)): record for record in stored.episodes}
-    return Results(path, stored.settings, episodes)
+    return read_fields(path, Results, "name another results file of eval.py")
 
 
-def open_results(path: Path, settings: Settings, plan: Plan, compared_with: Results | None = None) -> Results:
-    """Read the results in `path`, so that the evaluation continues, or start new ones if there is no such file.
+def write_results(path: Path, results: Results) -> None:
+    """Write a results file. Raises OSError."""
+    results.episodes.sort(key=lambda result: (result.actor, result.mode, result.key))
+    with replaced(path) as draft:
+        draft.write_bytes(FILE_TYPE.dump_json(results, indent=1))
 
-    `compared_with`: results of the other policy of a comparison, or None. Raises BadInput if the file holds an
-    evaluation with different settings or with episodes that are not planned, or if the two cannot be compared.
+
+@dataclass
+class ResultsFile:
+    """The results of an evaluation that goes on, and the file that they are saved to."""
+
+    path: Path
+    results: Results
+    saved_at: float = 0.0  # so that the first episode is saved at once
+
+    def add(self, result: EpisodeResult) -> None:
+        """Add an episode, and save the file if that was not done lately."""
+        self.results.episodes.append(result)
+        if time.monotonic() > self.saved_at + SAVE_INTERVAL_S:
+            self.save()
+            self.saved_at = time.monotonic()
+
+    def save(self) -> None:
+        """Write the file. Raises BadInput if it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_results(self.path, self.results)
+        except OSError as error:
+            raise BadInput(f"--out {self.path}: cannot be written ({error.strerror or error})") from None
+
+
+def open_results(path: Path, settings: Settings, provenance: dict[str, object]) -> ResultsFile:
+    """Open the results in `path`, so that the evaluation continues, or new ones if there is no such file.
+
+    Raises BadInput if the file holds an evaluation with different settings.
     """
-    if compared_with is not None:
-        check_comparable(settings, plan, compared_with)
     if not path.exists():
-        return Results(path, settings)
+        return ResultsFile(path, Results(settings, provenance))
     results = read_results(path)
     differences = [
-        f"{name} (file: {results.settings.get(name)}, now: {settings.get(name)})"
-        for name in {**settings, **results.settings}
-        if results.settings.get(name) != settings.get(name)
+        f"{name} (file: {stored}, now: {now})"
+        for (name, stored), now in zip(vars(results.settings).items(), vars(settings).values(), strict=True)
+        if stored != now
     ]
     if differences:
         raise BadInput(
             f"--out {path} holds an evaluation with different settings: {', '.join(differences)}; name another file"
         )
-    unplanned = results.episodes.keys() - set(plan.keys)
-    if unplanned:
-        raise BadInput(
-            f"--out {path} holds {len(unplanned)} episodes that are not part of this evaluation; name another file"
-        )
-    return results
+    return ResultsFile(path, results)
 
 
-def check_comparable(settings: Settings, plan: Plan, compared_with: Results) -> None:
-    """Raise BadInput if `compared_with` differs in more than the policy, or has no episode in common with the plan."""
-    for name in EQUAL_IN_COMPARISONS:
-        ours = settings.get(name)
-        theirs = compared_with.settings.get(name)
-        # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.
-        both_deterministic = name == "mode" and "sample" not in (ours, theirs)
-        if ours != theirs and not both_deterministic:
+def check_comparable(settings: Settings, compared_with: Settings, name: str) -> None:
+    """Raise BadInput if two evaluations differ in more than the policy. name: of the other one, in the message."""
+    for field_name in EQUAL_IN_COMPARISONS:
+        ours = getattr(settings, field_name)
+        theirs = getattr(compared_with, field_name)
+        if ours != theirs:
             raise BadInput(
-                f"--compare-with {compared_with.path} was evaluated with {name} {theirs}, "
+                f"--compare-with {name} was evaluated with {field_name} {theirs}, "
                 f"this evaluation with {ours}: use the same for both"
             )
-    if compared_with.episodes.keys().isdisjoint(plan.keys):
-        raise BadInput(
-            f"--compare-with {compared_with.path} has no episode in common with this evaluation: "
-            "use the same suites, tasks and initial states"
-        )

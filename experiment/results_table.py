@@ -1,48 +1,88 @@
-"""Format the results of eval.py as tables for the terminal: by task and suite."""
+"""The results of eval.py as tables for the terminal: a row for each task, suite and player."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
+from statistics import mean
 
-from experiment.results import Plan, Results
+from envs.tasks import TaskInfo
+from experiment.evaluator import EpisodeKey, Player
+from experiment.results import Results
 from experiment.statistics import compare, count_successes
 
 
-def results_table(results: Results, plan: Plan) -> list[str]:
-    """The lines of a table with the success rate of each task, each suite and all suites."""
-    rows = [("task", "success", f"instruction; assets: {results.settings['assets']}")]
-    for label, suite, task_id, instruction in _parts(plan):
-        outcomes = results.outcomes(suite, task_id)
-        rate = str(count_successes(outcomes.values())) if outcomes else "not played"
-        rows.append((label, rate, instruction))
-    return aligned(rows)
+@dataclass(frozen=True)
+class Part:
+    """The episodes of some rows of a table; None stands for all."""
+
+    label: str
+    suite: str | None = None
+    task_id: int | None = None
+    fresh: bool | None = None
+    instruction: str = ""
+
+    def of(self, outcomes: Mapping[EpisodeKey, bool]) -> dict[EpisodeKey, bool]:
+        """The outcomes of this part."""
+        return {key: success for key, success in outcomes.items() if self.contains(key)}
+
+    def contains(self, key: EpisodeKey) -> bool:
+        pairs = ((self.suite, key.task_suite), (self.task_id, key.task_id), (self.fresh, key.fresh))
+        return all(wanted is None or wanted == value for wanted, value in pairs)
 
 
-def comparison_table(before: Results, after: Results, plan: Plan) -> list[str]:
-    """Success before and after on the episodes that both policies played, with the same lines as `results_table`."""
-    rows = [("task", "before", "after", "difference", f"pairs; assets: {after.settings['assets']}")]
-    for label, suite, task_id, _ in _parts(plan):
-        pairs = compare(before.outcomes(suite, task_id), after.outcomes(suite, task_id))
-        if pairs.n == 0:
-            rows.append((label, "", "", "no pairs", ""))
-        else:
-            gained_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
-            rows.append((label, str(pairs.before), str(pairs.after), str(pairs), gained_and_lost))
-    return aligned(rows)
-
-
-def _parts(plan: Plan) -> list[tuple[str, str | None, int | None, str]]:
-    """Label, suite, task id and instruction of each line of a table.
-
-    Suite and task id select the episodes of the line, as in `Results.outcomes`: None stands for all.
-    """
-    parts: list[tuple[str, str | None, int | None, str]] = []
-    for suite, tasks in plan.tasks.items():
-        for task in tasks:
-            parts.append((f"{suite} {task.task_id}", suite, task.task_id, task.instruction))
-        parts.append((f"{suite} all", suite, None, ""))
-    if len(plan.tasks) > 1:
-        parts.append(("all suites", None, None, ""))
+def parts_of(tasks: Mapping[str, Sequence[TaskInfo]], keys: Sequence[EpisodeKey]) -> list[Part]:
+    """Every task, every suite, and all suites; official and fresh initial states apart if there are both."""
+    parts = []
+    for suite, suite_tasks in tasks.items():
+        for task in suite_tasks:
+            parts.append(Part(f"{suite} {task.task_id}", suite, task.task_id, instruction=task.instruction))
+        parts.append(Part(f"{suite} all", suite))
+    if len(tasks) > 1:
+        parts.append(Part("all suites"))
+    if len({key.fresh for key in keys}) > 1:
+        parts += [Part("official states", fresh=False), Part("fresh states", fresh=True)]
     return parts
+
+
+def results_table(results: Results, players: Sequence[Player], parts: Sequence[Part]) -> list[str]:
+    """The lines of a table with the success rate of each part by each player."""
+    rows = [("task", "policy", "success", f"instruction; assets: {results.settings.assets}")]
+    for part in parts:
+        for player in players:
+            outcomes = part.of(results.outcomes(player))
+            rate = str(count_successes(outcomes.values())) if outcomes else "not played"
+            rows.append((part.label, player.name, rate, part.instruction))
+    return aligned(rows)
+
+
+def comparison_table(
+    before: Results, after: Results, players: Sequence[Player], parts: Sequence[Part]
+) -> list[str]:
+    """Success before and after on the episodes that both policies played.
+
+    A player is compared with the same one before, or, where there was another one alone, with that one.
+    """
+    rows = [("task", "policy", "before", "after", "difference", f"pairs; assets: {after.settings.assets}")]
+    for part in parts:
+        for player in players:
+            players_before = before.players
+            player_before = players_before[0] if len(players_before) == 1 else player
+            name = player.name if player == player_before else f"{player_before.name} -> {player.name}"
+            pairs = compare(part.of(before.outcomes(player_before)), part.of(after.outcomes(player)))
+            if pairs.n == 0:
+                rows.append((part.label, name, "", "", "no pairs", ""))
+            else:
+                gained_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
+                rows.append(
+                    (part.label, name, str(pairs.before), str(pairs.after), str(pairs), gained_and_lost)
+                )
+    return aligned(rows)
+
+
+def entropy_line(results: Results) -> str | None:
+    """The mean entropy of the policy in its sampled episodes; None if there are none."""
+    entropies = [result.entropy for result in results.episodes if result.entropy is not None]
+    return f"entropy: {mean(entropies):.2f} nats a token" if entropies else None
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 
     Raises ImportError, which says what to install, when the plugin that writes videos is missing.
     """
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         # Without a named format imageio may choose another writer, which does not know these options.
         imageio.mimwrite(  # type: ignore[call-overload]  # its type is a list, but every sequence works

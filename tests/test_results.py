@@ -1,106 +1,118 @@
-"""Which episodes an evaluation plays, its results file, what may be compared, and its tables."""
+"""Which episodes eval.py plays, by which modes, its results file, what may be compared, and its tables."""
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import eval as eval_program
+import experiment.checkpoint_evaluation
 from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo, suite_task
-from experiment.eval_episodes import choose_mode, episode_of, settings_of
-from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
-from experiment.results_table import comparison_table, results_table
-from experiment.statistics import Successes
+from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_player, task_keys
+from experiment.evaluator import EpisodeKey, EpisodeResult, Filming, Player
+from experiment.results import (
+    Results,
+    ResultsFile,
+    Settings,
+    check_comparable,
+    open_results,
+    read_results,
+    settings_of,
+    write_results,
+)
+from experiment.results_table import comparison_table, parts_of, results_table
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy, make_small_checkpoint
 
-SETTINGS = {
-    "checkpoint": "runs/R/checkpoints/best",
-    "weights": "abc",
-    "mode": "greedy",
-    "temperature": None,
-    "seed": 0,
-    "assets": "low-poly",
-    "bddl_sha256": None,
-    "device": "cpu",
-    "frozen_weights": "float32",
-}
+SETTINGS = Settings(
+    checkpoint="runs/R/checkpoints/best",
+    weights="abc",
+    seed=0,
+    assets="low-poly",
+    bddl_sha256=None,
+    init_states_sha256=None,
+    device="cpu",
+    frozen_weights="float32",
+    max_env_steps=None,
+    unnorm_key=None,
+)
+GREEDY = Player("greedy")
+SAMPLED = Player("sample", 0.6)
 
 
 def task(task_id=0, num_init_states=50) -> TaskInfo:
     return TaskInfo(task_id, f"task_{task_id}", f"do {task_id}", 300, num_init_states)
 
 
+def keys_of(tasks: list[TaskInfo], **settings) -> list[EpisodeKey]:
+    config = EvalConfig(**settings)
+    return [key for info in tasks for key in task_keys(config, "libero_goal", info)]
+
+
 TASKS = {"libero_goal": [task(0), task(1)]}
-PLAN = make_plan(TASKS, 3, 0, {"protocol": None, "versions": {"mujoco": "3.3.0"}})
+KEYS = keys_of(TASKS["libero_goal"], trials=3)
 
 
-def results_with(outcomes: str, path: Path, plan=PLAN, **settings) -> Results:
+def results_with(outcomes: str, player: Player = GREEDY, **settings) -> Results:
     """Results of the first episodes of the plan; `outcomes` has a 1 for each success, a 0 for each failure."""
-    episodes = {
-        key: {
-            **key._asdict(),
-            "seed": 0,
-            "mode": "greedy",
-            "success": outcome == "1",
-            "env_steps": 100 + key.init_state_id,
-            "decisions": 13,
-            "seconds": 1.5,
-            "error": None,
-            "video": None,
-        }
-        for key, outcome in zip(plan.keys, outcomes, strict=False)
-    }
-    return Results(path, SETTINGS | settings, episodes)
-
-
-@pytest.fixture
-def results(tmp_path) -> Results:
-    """Task 0: two of three succeed; task 1: one of three."""
-    return results_with("110100", tmp_path / "results.json")
-
-
-def saved(results: Results, before=None, plan=PLAN) -> dict:
-    save_results(results, plan, before)
-    return json.loads(results.path.read_text())
+    episodes = [
+        EpisodeResult(
+            *key, "student", player.mode, player.temperature, outcome == "1", 100, 13, 1.5, None, None, None
+        )
+        for key, outcome in zip(KEYS, outcomes, strict=False)
+    ]
+    return Results(replace(SETTINGS, **settings), {}, episodes)
 
 
 # the plan
 
 
 def test_the_published_protocol_is_every_initial_state_of_every_task_once():
-    keys = make_plan({"libero_goal": [task(i) for i in range(10)]}, 50, 0, {}).keys
-    assert sorted(keys) == [EpisodeKey("libero_goal", i, state, 0) for i in range(10) for state in range(50)]
+    keys = keys_of([task(i) for i in range(10)])
+    expected = [EpisodeKey("libero_goal", i, False, state) for i in range(10) for state in range(50)]
+    assert sorted(keys) == expected
 
 
 def test_only_a_policy_that_samples_plays_an_initial_state_again():
-    tasks = {"libero_goal": [task(num_init_states=5)]}
-    greedy = make_plan(tasks, 5, 3, {}).keys
-    assert [(key.init_state_id, key.repeat) for key in greedy] == [(3, 0), (4, 0)]
-    sampled = make_plan(tasks, 5, 3, {}, samples=True).keys
-    assert [(key.init_state_id, key.repeat) for key in sampled] == [(3, 0), (4, 0), (3, 1), (4, 1), (3, 2)]
+    keys = keys_of([task(num_init_states=5)], trials=5, first_init_state=3)
+    missing = Plan({}, keys, {}).missing("libero_goal", [GREEDY, SAMPLED], Results(SETTINGS, {}))
+    states = {
+        player: [(key.init_state_id, key.repeat) for key in of_player]
+        for player, of_player in missing.items()
+    }
+    assert states[GREEDY] == [(3, 0), (4, 0)]
+    assert states[SAMPLED] == [(3, 0), (4, 0), (3, 1), (4, 1), (3, 2)]
     with pytest.raises(BadInput, match="--first-init-state"):
-        make_plan(tasks, 5, 5, {})
+        keys_of([task(num_init_states=5)], first_init_state=5)
 
 
-def test_fresh_states_do_not_end_and_each_has_its_own_seed():
-    keys = make_plan({"libero_goal": [task(num_init_states=5)]}, 200, 2, {}, fresh=True).keys
-    starts = [
-        (episode.init_state_id, episode.seed) for episode in (episode_of(key, fresh=True) for key in keys)
-    ]
-    assert starts == [(None, seed) for seed in range(2, 202)]
+def test_official_and_fresh_states_are_played_by_one_command():
+    keys = keys_of([task()], trials=200, init_states="both")
+    episodes = [key.episode for key in keys]
+    assert [episode.init_state_id for episode in episodes] == [*range(50), *[None] * 150]
+    assert [episode.seed for episode in episodes[50:]] == list(range(150))
+    fresh = keys_of([task()], trials=200, init_states="fresh")
+    assert set(keys[50:]) < set(fresh)  # so that the two commands' results can be compared
+    assert len({key.episode.index for key in {*keys, *fresh}}) == 250
 
 
 def test_an_episode_keeps_its_random_stream_whatever_else_is_played():
-    all_keys = make_plan({"libero_goal": [task(i) for i in range(90)]}, 120, 0, {}).keys
-    indices = [episode_of(key).index for key in all_keys]
+    all_keys = keys_of([task(i) for i in range(90)], trials=120)
+    indices = [key.episode.index for key in all_keys]
     assert len(set(indices)) == len(indices)
-    (key,) = make_plan({"libero_goal": [task(7)]}, 1, 33, {}).keys
-    assert episode_of(key).index == indices[all_keys.index(key)]
+    (key,) = keys_of([task(7)], trials=1, first_init_state=33)
+    assert key.episode.index == indices[all_keys.index(key)]
+
+
+def test_only_what_a_mode_has_not_played_is_played():
+    results = results_with("110")
+    missing = Plan({}, KEYS, {}).missing("libero_goal", [GREEDY, SAMPLED], results)
+    assert missing == {GREEDY: KEYS[3:], SAMPLED: KEYS}
+    assert Plan({}, KEYS[:3], {}).missing("libero_goal", [GREEDY], results) == {}
 
 
 # how the policy decides
@@ -110,25 +122,30 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
     policy = load_policy(small)
     policy.save_adapter(tmp_path)
 
-    def mode_of(checkpoint, mode):
-        return choose_mode(EvalConfig(ModelConfig(checkpoint=str(checkpoint)), mode=mode), policy)
+    def modes_of(checkpoint, *mode):
+        config = EvalConfig(ModelConfig(checkpoint=str(checkpoint)), mode=mode or None)
+        return [player.mode for player in choose_players(config, policy)]
 
-    assert [mode_of(small, mode) for mode in ("auto", "l1", "greedy")] == ["l1", "l1", "greedy"]
-    assert mode_of(tmp_path, "auto") == "greedy"
+    assert modes_of(small) == ["l1"]
+    assert modes_of(small, "l1", "sample") == ["l1", "sample"]
+    assert modes_of(tmp_path) == ["greedy"]
     with pytest.raises(BadInput, match=f"--checkpoint {small}"):
-        mode_of(tmp_path, "l1")
+        modes_of(tmp_path, "l1")
 
 
 def test_other_stored_states_of_ones_own_task_are_other_settings(small, tmp_path):
     bddl_file = tmp_path / "own.bddl"
     bddl_file.write_text(suite_task("libero_goal", 7).bddl.read_text())
-    model = ModelConfig(checkpoint=str(small))
-    config = EvalConfig(model, SimulatorConfig(assets="lowpoly", bddl_file=str(bddl_file)))
+    simulator = SimulatorConfig(assets="lowpoly", bddl_file=str(bddl_file))
     policy = load_policy(small)
-    hashes = [settings_of(config, policy)["init_states_sha256"]]
+
+    def hash_of_states() -> str | None:
+        return settings_of(ModelConfig(str(small)), simulator, policy, "abc", 0).init_states_sha256
+
+    hashes = [hash_of_states()]
     for content in (b"some states", b"others"):
         (tmp_path / "own.pruned_init").write_bytes(content)
-        hashes.append(settings_of(config, policy)["init_states_sha256"])
+        hashes.append(hash_of_states())
     assert hashes[0] is None
     assert len(set(hashes)) == 3
 
@@ -136,54 +153,24 @@ def test_other_stored_states_of_ones_own_task_are_other_settings(small, tmp_path
 # the results file
 
 
-def test_the_file_has_k_n_and_interval_of_each_task_suite_and_all(results):
-    stored = saved(results)
-    goal = stored["suites"]["libero_goal"]
-    assert (goal["tasks"]["0"]["success_k"], goal["tasks"]["1"]["success_k"]) == (2, 1)
-    assert (stored["all"]["success_low"], stored["all"]["success_high"]) == Successes(3, 6).interval
-    assert goal["success_n"] == 6
-    assert stored["versions"] == {"mujoco": "3.3.0"}
-    assert stored["complete"]
-
-
-def test_an_unfinished_file_says_so_and_what_is_unplayed_has_no_rate(tmp_path):
-    stored = saved(results_with("1", tmp_path / "results.json"))
-    assert not stored["complete"]
-    unplayed = stored["suites"]["libero_goal"]["tasks"]["1"]
-    assert unplayed["success_n"] == 0
-    assert "success" not in unplayed
-
-
-def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(results):
-    saved(results)
-    more_trials = make_plan(TASKS, 50, 0, {})
-    assert open_results(results.path, SETTINGS, more_trials).episodes == results.episodes
-    with pytest.raises(BadInput, match=r"weights \(file: abc, now: xyz\)"):
-        open_results(results.path, SETTINGS | {"weights": "xyz"}, PLAN)
-    # The file has no such fields, as files of older versions.
-    for flag, value in (("max_env_steps", 50), ("unnorm_key", "libero_goal")):
-        with pytest.raises(BadInput, match=rf"{flag} \(file: None, now: {value}\)"):
-            open_results(results.path, SETTINGS | {flag: value}, PLAN)
-    not_given = {"max_env_steps": None, "unnorm_key": None}
-    assert open_results(results.path, SETTINGS | not_given, PLAN).episodes == results.episodes
-    with pytest.raises(BadInput, match="holds 3 episodes"):
-        open_results(results.path, SETTINGS, make_plan({"libero_goal": [task(0)]}, 3, 0, {}))
+def test_other_trials_and_modes_may_follow_but_no_other_settings_or_weights(tmp_path):
+    path = tmp_path / "results.json"
+    results = results_with("110100")
+    write_results(path, results)
+    assert open_results(path, SETTINGS, {}).results == results == read_results(path)
+    for changed in ({"weights": "xyz"}, {"max_env_steps": 50}):
+        with pytest.raises(BadInput, match=rf"{next(iter(changed))} \(file: .*, now: "):
+            open_results(path, replace(SETTINGS, **changed), {})
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "{half",
-        '{"format": "vla-grpo evaluation", "version": 2}',
-        '{"format": "vla-grpo evaluation", "version": 1}',
-        '{"format": "vla-grpo evaluation", "version": 1, "settings": {}, "episodes": [{}]}',
-    ],
+    "content", ["{half", '{"format": "vla-grpo evaluation", "version": 1}', '{"version": 2, "settings": {}}']
 )
 def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "results.json"
     path.write_text(content)
     with pytest.raises(BadInput, match=str(path)):
-        open_results(path, SETTINGS, PLAN)
+        open_results(path, SETTINGS, {})
     assert path.read_text() == content
 
 
@@ -191,9 +178,9 @@ def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(BadInput, match=r"--out .*r\.json: .*\(No space left on device\)"):
-        save_results(Results(tmp_path / "r.json", SETTINGS), PLAN)
+        ResultsFile(tmp_path / "r.json", Results(SETTINGS, {})).save()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -204,75 +191,79 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
                 raise KeyboardInterrupt
             super().step(slot, actions)
 
-    results = Results(tmp_path / "results.json", SETTINGS)
+    file = open_results(tmp_path / "results.json", SETTINGS, {})
     pool = InterruptedPool(lambda *_: Script(CHUNK_LENGTH))
     with pytest.raises(KeyboardInterrupt):
-        eval_program.play_and_save(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
-    assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == set(PLAN.keys[:3])
+        play_player(EvalConfig(), FakePolicy(), pool, KEYS, GREEDY, Filming(), file)
+    assert read_results(file.path).outcomes(GREEDY).keys() == set(KEYS[:3])
+    assert not json.loads(file.path.read_text())["complete"]
 
 
 # comparisons
 
 
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [({"mode": "l1"}, "no L1 action head"), ({"mode": "greedy"}, r"r-before\.json holds an evaluation")],
-)
-def test_what_is_wrong_with_the_other_checkpoint_is_found_before_the_first_one_plays(
-    monkeypatch, small, tmp_path, settings, problem
+def test_what_is_wrong_with_the_first_checkpoint_is_found_before_the_other_one_plays(
+    monkeypatch, small, tmp_path
 ):
-    monkeypatch.setattr(eval_program, "play", lambda *_: pytest.fail("it plays"))
-    other = make_small_checkpoint(tmp_path / "without_head")
-    saved(results_with("1", tmp_path / "r-before.json"))
-    model = ModelConfig(checkpoint=str(small), device="cpu")
-    config = EvalConfig(model, SimulatorConfig(assets="lowpoly"), compare_with=str(other), **settings)
-    with pytest.raises(BadInput, match=problem):
-        eval_program.play_all(config, PLAN, tmp_path / "r.json")
-
-
-def test_comparison_pairs_equal_episodes_only(results, tmp_path):
-    before = results_with("0100", tmp_path / "before.json")
-    stored = saved(results, before)
-    compared = stored["all"]["compared"]
-    assert (compared["n"], compared["both"], compared["only_after"], compared["neither"]) == (4, 1, 2, 1)
-    assert stored["suites"]["libero_goal"]["tasks"]["1"]["compared"]["only_after"] == 1
-    assert stored["compared_with"]["file"] == str(before.path)
+    monkeypatch.setattr(experiment.checkpoint_evaluation, "play", lambda *_: pytest.fail("it plays"))
+    without_head = make_small_checkpoint(tmp_path / "without_head")
+    model = ModelConfig(checkpoint=str(without_head), device="cpu")
+    config = EvalConfig(model, SimulatorConfig(assets="lowpoly"), compare_with=str(small), mode=("l1",))
+    with pytest.raises(BadInput, match="no L1 action head"):
+        play_all(config, Plan(TASKS, KEYS, {}), tmp_path / "r.json")
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"mode": "sample", "temperature": 1.0},
         {"assets": "official"},
         {"bddl_sha256": "1"},
         {"init_states_sha256": "1"},
-        {"mode": "sample"},
         {"prompt": "leaked"},
-        {"init_states": "fresh"},
         {"max_env_steps": 50},
         {"unnorm_key": "libero_goal"},
     ],
 )
-def test_what_was_played_otherwise_is_not_compared(tmp_path, settings):
-    other = results_with("110100", tmp_path / "other.json", **settings)
+def test_what_was_played_otherwise_is_not_compared(settings):
+    check_comparable(SETTINGS, replace(SETTINGS, weights="xyz", seed=1), "other.json")
     with pytest.raises(BadInput, match="--compare-with"):
-        open_results(tmp_path / "x", SETTINGS, PLAN, other)
-
-
-def test_two_deterministic_modes_are_compared_but_not_disjoint_episodes(tmp_path):
-    other = results_with("110100", tmp_path / "other.json", mode="l1")
-    assert open_results(tmp_path / "x", SETTINGS, PLAN, other).episodes == {}
-    with pytest.raises(BadInput, match="in common"):
-        open_results(tmp_path / "x", SETTINGS, make_plan(TASKS, 3, 20, {}), other)
+        check_comparable(SETTINGS, replace(SETTINGS, **settings), "other.json")
 
 
 # tables
 
 
-def test_the_tables_have_a_line_for_each_task_and_for_all(results, tmp_path):
-    lines = results_table(results, PLAN)
+def test_the_table_has_a_row_for_each_task_and_mode():
+    results = results_with("110100")
+    results.episodes += results_with("111", SAMPLED).episodes
+    lines = results_table(results, [GREEDY, SAMPLED], parts_of(TASKS, KEYS))
     assert lines[0].endswith("instruction; assets: low-poly")
-    assert lines[1] == "libero_goal 0    2/3 = 67 % [21, 94]  do 0"
-    assert lines[-1] == "libero_goal all  3/6 = 50 % [19, 81]"
-    lines = comparison_table(results_with("010000", tmp_path / "before.json"), results, PLAN)
-    assert lines[-1].endswith("+33 points [-17, +67], p = 0.5  6: +2 -0")
+    assert lines[1] == "libero_goal 0    greedy            2/3 = 67 % [21, 94]    do 0"
+    assert lines[2] == "libero_goal 0    sampled, T = 0.6  3/3 = 100 % [44, 100]  do 0"
+    assert lines[4].endswith("not played             do 1")
+    assert lines[5] == "libero_goal all  greedy            3/6 = 50 % [19, 81]"
+
+
+def test_official_and_fresh_states_have_rows_of_their_own():
+    keys = keys_of([task()], trials=60, init_states="both")
+    labels = [part.label for part in parts_of({"libero_goal": [task()]}, keys)]
+    assert labels == ["libero_goal 0", "libero_goal all", "official states", "fresh states"]
+
+
+def test_the_same_episodes_of_the_same_mode_are_compared():
+    before = results_with("0100")
+    before.episodes += results_with("1111", SAMPLED).episodes
+    after = results_with("110100")
+    after.episodes += results_with("1110", SAMPLED).episodes
+    lines = comparison_table(before, after, [GREEDY, SAMPLED], parts_of(TASKS, KEYS))
+    assert "1/4 = 25 % [5, 70]" in lines[-2]
+    assert lines[-2].endswith("4: +2 -0")
+    assert lines[-1].endswith("4: +0 -1")
+
+
+def test_an_l1_head_is_compared_with_every_mode():
+    lines = comparison_table(
+        results_with("110100", Player("l1")), results_with("0"), [GREEDY], parts_of(TASKS, KEYS)
+    )
+    assert "l1 -> greedy" in lines[-1]
+    assert lines[-1].endswith("1: +0 -1")
