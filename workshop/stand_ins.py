@@ -1,0 +1,262 @@
+"""Make the policies that stand in for public checkpoints, and print how each succeeds by every rule of acting.
+
+    python -m workshop.stand_ins OUT                          # all of the small ones
+    python -m workshop.stand_ins OUT --only bundled goal      # some
+    python -m workshop.stand_ins OUT --measure runs/RUN/checkpoints/latest --only bundled   # a policy that exists
+
+Public checkpoints learned from people. Greedy, they succeed most often; sampled, less often; and the medians of their
+token distributions succeed about as often as their likeliest tokens. A stand-in must behave alike, or what is measured
+with it says nothing about them:
+
+* greedy succeeds at least 10 points more often than sampled at temperature 1;
+* greedy and median are at most 10 points apart.
+
+Demonstrations are collected, networks are trained and episodes are played by the program's own commands, which are
+printed. All run side by side on this machine's cores and GPUs. What exists in OUT is not made again. A policy is
+measured on fresh initial states, which no demonstration began from.
+
+The two networks of full size are made from these: `benchmarks.full_size FULL --grow OUT/grown --noise 0.05`, and
+random weights with adapters (docs/SUPERVISED_START.md). `--measure FULL --only grown` prints their table.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from scipy.stats import binomtest
+
+from command_line import main_guard, parse_flags
+from configs.bounds import POSITIVE, check_numbers
+from contracts import BadInput, read_json
+from envs.machine import usable_cores
+
+MOVED = "--perturb position --magnitudes 1 2 3 4"
+SPATIAL = f"--task-ids 0 {MOVED}"
+# Folder of demonstrations -> flags of workshop.demos.
+DEMONSTRATIONS = {
+    "spatial-lowpoly": f"{SPATIAL} --assets lowpoly --episodes 250 --seed 7",
+    "spatial-official": f"{SPATIAL} --assets official --episodes 250 --seed 8",
+    "goal": f"--task-suite libero_goal --task-ids 1 4 8 {MOVED} --assets lowpoly --episodes 90 --seed 9",
+}
+BOTH_LOOKS = ("spatial-lowpoly", "spatial-official")
+SMALL = "--num-images 1 --no-proprio --llm-dim 96 --patch-size 20 --batch-size 128 --warmup-steps 100"
+TRUE_GEOMETRY = "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A policy, from what it learns, and where it is measured."""
+
+    demonstrations: tuple[str, ...]
+    training: str  # flags of workshop.sft
+    greedy: tuple[
+        int, int
+    ]  # percent of greedy successes that it is meant to have (of its L1 head, if it has one)
+    tasks: str = "--task-suite libero_spatial --task-ids 0"
+    num_tasks: int = 1
+    has_l1_head: bool = False
+
+
+STAND_INS = {
+    "bundled": StandIn(BOTH_LOOKS, f"{SMALL} --steps 1200", (25, 60)),
+    "strong": StandIn(BOTH_LOOKS, f"{SMALL} --steps 2600", (80, 90)),
+    "goal": StandIn(
+        ("goal",),
+        f"{SMALL} --steps 1600",
+        (30, 50),
+        "--task-suite libero_goal --task-ids 1 4 8",
+        num_tasks=3,
+    ),
+    "l1": StandIn(
+        ("spatial-lowpoly",),
+        "--l1 --batch-size 128 --warmup-steps 100 --steps 800",
+        (60, 80),
+        has_l1_head=True,
+    ),
+    "grown": StandIn(
+        ("spatial-lowpoly",),
+        f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --batch-size 128 --warmup-steps 100 --steps 1100",
+        (30, 50),
+    ),
+}
+
+RULES = {
+    "greedy": "--mode greedy",
+    "median": "--mode median",
+    "sampled, T = 1": "--mode sample --temperature 1",
+    "sampled, T = 0.6": "--mode sample --temperature 0.6",
+}
+L1_RULE = {"L1 head": "--mode l1"}
+LEAST_GAIN_OF_GREEDY = 10  # points above sampled at temperature 1
+LARGEST_GAP_TO_MEDIAN = 10  # points
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Python program to run, and where its output goes."""
+
+    command: str  # what follows `python`
+    log: Path
+    is_done: bool = False
+
+
+@dataclass(frozen=True)
+class Args:
+    """Make the small policies that stand in for public checkpoints, and measure how they succeed by every rule."""
+
+    out: tyro.conf.Positional[Path]
+    """Folder to write, or to go on with."""
+    only: tuple[str, ...] = tuple(STAND_INS)
+    """Names of the policies to make."""
+    measure: str | None = None
+    """A checkpoint to measure as the policies of --only are, instead of making them."""
+    states: Annotated[int, POSITIVE] = 200
+    """Fresh initial states on which each policy is measured by each rule, in all tasks together."""
+    looks: tuple[str, ...] = ("lowpoly",)
+    """Looks in which policies are measured: lowpoly, official."""
+    num_envs: Annotated[int, POSITIVE] = 3
+    """Simulators of one evaluation."""
+    at_once: Annotated[int, POSITIVE] = max(1, usable_cores() // 4)
+    """Evaluations that are played at the same time."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        unknown = set(self.only) - set(STAND_INS)
+        if unknown:
+            raise BadInput(f"--only {' '.join(sorted(unknown))}: known are {', '.join(STAND_INS)}")
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m workshop.stand_ins")
+    if args.measure is None:
+        make(args)
+    measure(args)
+
+
+def make(args: Args) -> None:
+    """Collect the demonstrations, one folder after the other, and then train all policies side by side."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    folders = dict.fromkeys(folder for name in args.only for folder in STAND_INS[name].demonstrations)
+    for folder in folders:
+        flags = f"--num-envs {usable_cores()} {DEMONSTRATIONS[folder]}"
+        command = f"-m workshop.demos --out {args.out}/demonstrations/{folder} {flags}"
+        run(Job(command, args.out / f"{folder}.log"))
+    run_side_by_side([training(args, name) for name in args.only], at_once=len(args.only))
+
+
+def training(args: Args, name: str) -> Job:
+    """How a policy is trained; nothing is left to do if it exists."""
+    stand_in = STAND_INS[name]
+    folders = " ".join(f"{args.out}/demonstrations/{folder}" for folder in stand_in.demonstrations)
+    command = f"-m workshop.sft --demos {folders} --out {args.out}/{name} {stand_in.training}"
+    return Job(command, args.out / f"{name}.log", is_done=(args.out / name / "config.json").exists())
+
+
+def measure(args: Args) -> None:
+    """Play the episodes of all policies, looks and rules side by side, and print a table for each policy and look."""
+    jobs = [
+        evaluation(args, name, looks, rule)
+        for name, looks in product(args.only, args.looks)
+        for rule in rules_of(name)
+    ]
+    run_side_by_side(jobs, args.at_once)
+    for name, looks in product(args.only, args.looks):
+        outcomes = {rule: read_outcomes(results_file(args, name, looks, rule)) for rule in rules_of(name)}
+        print(f"\n{args.measure or args.out / name}, {looks} pictures, fresh states:")
+        print_table(outcomes, STAND_INS[name])
+
+
+def rules_of(name: str) -> dict[str, str]:
+    """The rules by which a policy is measured, with their flags of eval.py.
+
+    Beside an L1 head the token head is untrained, so that only the L1 head is measured.
+    """
+    return L1_RULE if STAND_INS[name].has_l1_head else RULES
+
+
+def results_file(args: Args, name: str, looks: str, rule: str) -> Path:
+    measured = (
+        name
+        if args.measure is None
+        else f"{name}-{Path(args.measure).resolve().as_posix().replace('/', '-')}"
+    )
+    return args.out / "measured" / f"{measured}-{looks}-{re.sub('[^a-zA-Z0-9.]+', '_', rule)}.json"
+
+
+def evaluation(args: Args, name: str, looks: str, rule: str) -> Job:
+    """How a policy is played by one rule; eval.py itself skips the episodes that were played."""
+    stand_in = STAND_INS[name]
+    trials = ceil(args.states / stand_in.num_tasks)
+    out = results_file(args, name, looks, rule)
+    command = (
+        f"eval.py --checkpoint {args.measure or args.out / name} {stand_in.tasks} {rules_of(name)[rule]} "
+        f"--assets {looks} --init-states fresh --trials {trials} --num-envs {args.num_envs} --out {out}"
+    )
+    return Job(command, out.with_suffix(".log"))
+
+
+def read_outcomes(path: Path) -> list[bool]:
+    """Whether each episode of a results file was a success."""
+    return [episode["success"] for episode in read_json(path)["episodes"]]
+
+
+def print_table(outcomes: dict[str, list[bool]], stand_in: StandIn) -> None:
+    """Print the success by every rule, and whether the policy behaves as a stand-in must."""
+    for rule, successes in outcomes.items():
+        interval = binomtest(sum(successes), len(successes)).proportion_ci(method="wilson")
+        rate = f"{sum(successes):>4} of {len(successes)} = {np.mean(successes):4.0%}"
+        print(f"  {rule:<17} {rate} [{interval.low:.0%}, {interval.high:.0%}]")
+    percents = {rule: 100 * np.mean(successes) for rule, successes in outcomes.items()}
+    low, high = stand_in.greedy
+    first_rule, first_percent = next(iter(percents.items()))
+    print(f"  {verdict(low <= first_percent <= high)}: {first_rule} in {low} to {high} %")
+    if not stand_in.has_l1_head:
+        gain = percents["greedy"] - percents["sampled, T = 1"]
+        gap = abs(percents["greedy"] - percents["median"])
+        print(
+            f"  {verdict(gain >= LEAST_GAIN_OF_GREEDY)}: greedy is {gain:.1f} points above sampled at T = 1"
+        )
+        print(f"  {verdict(gap <= LARGEST_GAP_TO_MEDIAN)}: greedy and median are {gap:.1f} points apart")
+
+
+def verdict(holds: bool) -> str:
+    return "holds" if holds else "FAILS"
+
+
+def run_side_by_side(jobs: Sequence[Job], at_once: int) -> None:
+    """Run all jobs, at most `at_once` at the same time; the GPUs take turns. Raises BadInput if one of them fails."""
+    num_gpus = max(1, torch.cuda.device_count())
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(run, jobs, (index % num_gpus for index in range(len(jobs)))))
+
+
+def run(job: Job, gpu: int | None = None) -> None:
+    """Run one job, on one GPU or on all. Raises BadInput, which shows the end of its output, if it fails."""
+    if job.is_done:
+        return
+    print(f"python {job.command}", flush=True)
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    with job.log.open("w") as log:
+        ended = subprocess.run(
+            [sys.executable, *shlex.split(job.command)], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+    if ended.returncode != 0:
+        last_lines = "\n".join(job.log.read_text().splitlines()[-5:])
+        raise BadInput(f"python {job.command} ended with {ended.returncode}: {job.log}\n{last_lines}")
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("workshop.stand_ins", main))
