@@ -30,7 +30,7 @@ class Observation:
     # (num_images, S, S, 3): resized and cropped, as the network sees them.
     images: np.ndarray
     # Proprioception, float64 (8,): end effector's position in metres (3), its axis-angle in radians (3), positions of
-    # the gripper's joints in metres (2). In Meta-World (4,): position (3), gripper (1).
+    # the gripper's joints in metres (2).
     proprio: np.ndarray
     instruction: str
     prepared: bool = False

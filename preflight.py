@@ -13,7 +13,7 @@ from configs.cli import Command
 from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig, TaskConfig
 from contracts import BadInput, Observation
-from envs.assets import METAWORLD_LOOKS, Pack, find_pack
+from envs.assets import Pack, find_pack
 from envs.env import Start
 from envs.pool import Pool, make_pool
 from envs.rendering import MIN_CONTRAST
@@ -131,17 +131,15 @@ def describe_weights(policy: Policy) -> str:
 def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
     """Warn if the policy will see other looks than in its training.
 
-    A checkpoint that names no looks is assumed to have been trained on LIBERO's own, or on the only ones of Meta-World.
+    A checkpoint that names no looks is assumed to have been trained on LIBERO's own.
     """
-    in_metaworld = pack.name == METAWORLD_LOOKS
-    trained_on = info.looks or (METAWORLD_LOOKS if in_metaworld else "official",)
+    trained_on = info.looks or ("official",)
     if pack.looks in trained_on:
         return Check("ok", str(pack))
-    choices = () if in_metaworld else [looks for looks in trained_on if looks != METAWORLD_LOOKS]
     names = [
-        looks if looks in ("official", "lowpoly") else f"the folder of pack {looks}" for looks in choices
+        looks if looks in ("official", "lowpoly") else f"the folder of pack {looks}" for looks in trained_on
     ]
-    repair = f"use --assets {' or '.join(names)}" if names else "use another --checkpoint"
+    repair = f"use --assets {' or '.join(names)}"
     assumed = "" if info.looks else " (assumed, because its folder does not say)"
     return Check(
         "warning", f"{pack}, but the policy was trained on {' and '.join(trained_on)}{assumed}; {repair}"

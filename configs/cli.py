@@ -51,8 +51,8 @@ class Command:
 
     config: TrainConfig
     preset: str = "libero_spatial"
-    """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10,
-    libero_90 or metaworld_mt50 (7B on that suite), rl (7B, PPO alone with large rollouts), guide (7B, the numbers that
+    """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10
+    or libero_90 (7B on that suite), rl (7B, PPO alone with large rollouts), guide (7B, the numbers that
     this project began with), tiny (small policy, for a CPU), smoke (a test of seconds). Without --preset: the 7B preset
     of --task-suite."""
     config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None

@@ -23,8 +23,7 @@ from configs.sections import (
     UpdateConfig,
 )
 from contracts import BadInput
-from envs.assets import METAWORLD_LOOKS
-from envs.tasks import METAWORLD, PLUS_CHANGES, split_suite
+from envs.tasks import PLUS_CHANGES, split_suite
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class TrainConfig:
         check_groups(self.rollout, self.loss)
         check_ratio_level(self.loss)
         check_discount(self.loss)
-        check_simulator(self.simulator, (self.task.task_suite,))
         check_curriculum(self.rollout, self.task)
         if "/" in self.run.name or len(self.run.name.encode()) > LONGEST_NAME:
             raise BadInput(f"--name must have no '/' and at most {LONGEST_NAME} bytes, got {self.run.name!r}")
@@ -113,26 +111,6 @@ def check_discount(loss: LossConfig) -> None:
         raise BadInput(
             f"--discount {loss.discount:g} is only for --advantage absolute: leave it out with {loss.advantage}"
         )
-
-
-def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protocol: str | None = None) -> None:
-    """Raise BadInput for an unknown suite, or settings that contradict each other or what the simulator can do."""
-    for suite in suites:
-        split_suite(suite)
-    if METAWORLD not in suites:
-        return
-    if len(suites) > 1:
-        raise BadInput(
-            f"{METAWORLD} cannot be combined with suites of LIBERO: evaluate it by a separate command"
-        )
-    is_given = {
-        "--assets": simulator.assets not in ("auto", METAWORLD_LOOKS),
-        "--bddl-file": simulator.bddl_file is not None,
-        "--protocol": protocol is not None,
-    }
-    flags = " and ".join(flag for flag in is_given if is_given[flag])
-    if flags:
-        raise BadInput(f"{flags}: only for the suites of LIBERO; leave out for {METAWORLD}")
 
 
 def check_curriculum(rollout: RolloutConfig, task: TaskConfig) -> None:

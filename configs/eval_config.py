@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import check_simulator
 from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
@@ -36,7 +35,7 @@ class EvalConfig:
     states (None: as the other flags say)."""
     task_suite: tuple[str, ...] = ("libero_spatial",)
     """Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables. Other
-    suites: libero_90, metaworld_mt50, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are
+    suites: libero_90, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are
     named after these four: libero_spatial_swap (also _lan, _task, _object) and libero_spatial_camera (also _robot,
     _language, _noise, or _plus for all four)."""
     task_ids: Annotated[tuple[int, ...] | None, NOT_NEGATIVE, TaskIds] = None
@@ -77,7 +76,6 @@ class EvalConfig:
         if self.out is not None and not self.out.endswith(".json"):
             # Pictures and videos are named after the results file, with other endings.
             raise BadInput(f"--out {self.out}: results are a JSON file: give a name that ends in .json")
-        check_simulator(self.simulator, self.suites, self.protocol)
         if self.simulator.bddl_file is not None:
             check_bddl_file(self)
         if self.protocol is not None:

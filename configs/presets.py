@@ -1,7 +1,7 @@
 """Named configurations. The command line starts from one of them and changes single fields."""
 
 from configs.config import TrainConfig, changed
-from envs.tasks import MAX_ENV_STEPS, METAWORLD
+from envs.tasks import MAX_ENV_STEPS
 
 # Token-head checkpoints of SimpleVLA-RL (supervised on one trajectory per task): the public starting points whose
 # language-model head was trained on action tokens, and which leave room for reinforcement learning.
@@ -91,7 +91,7 @@ PRESETS: dict[str, TrainConfig] = {
         suite: changed(
             TrainConfig(), name="openvla", checkpoint=PUBLIC_CHECKPOINTS.get(suite), task_suite=suite
         )
-        for suite in (*MAX_ENV_STEPS, METAWORLD)
+        for suite in MAX_ENV_STEPS
     },
     "tiny": _TINY,
     "guide": _GUIDE,

@@ -28,7 +28,7 @@ class TaskConfig:
     task_suite: str = "libero_spatial"
     """Suite of the tasks: libero_spatial, libero_object, libero_goal, libero_10 or libero_90; the first four followed
     by _swap, _lan, _task or _object for LIBERO-PRO's changes, by _camera, _robot, _language, _noise or _plus (all four)
-    for LIBERO-Plus's variants (docs/PUBLISHED_ROBUSTNESS.md); or the 50 tasks of Meta-World (metaworld_mt50)."""
+    for LIBERO-Plus's variants (docs/PUBLISHED_ROBUSTNESS.md)."""
     task_ids: Annotated[tuple[int, ...], NOT_NEGATIVE, TaskIds] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
     train_init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
@@ -52,13 +52,12 @@ class SimulatorConfig:
     (docs/SCALE_OUT.md)."""
     assets: Annotated[str, CHANGEABLE] = "auto"
     """Meshes and textures: `official` (LIBERO's), `lowpoly` (this project's) or a folder. auto: official for a 7B; for
-    a small policy official if there is a GPU, they are installed and the policy was trained on them, else lowpoly.
-    Meta-World has its own."""
+    a small policy official if there is a GPU, they are installed and the policy was trained on them, else lowpoly."""
     bddl_file: str | None = None
     """Task file (BDDL) of your own, see docs/OWN_TASKS.md (None: the tasks of the suite)."""
     max_env_steps: Annotated[int | None, POSITIVE] = None
     """Env steps after which an episode ends (None: the limit of the suite, which is 220 for libero_spatial, 280 for
-    libero_object, 300 for libero_goal, 520 for libero_10, 400 for libero_90 and 200 for metaworld_mt50)."""
+    libero_object, 300 for libero_goal, 520 for libero_10 and 400 for libero_90)."""
     kept_tasks: Annotated[int, POSITIVE, CHANGEABLE] = 3
     """Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
     simulator never goes back to a task.)"""

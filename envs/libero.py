@@ -7,6 +7,7 @@ done by `envs.libero_simulator`.
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from contracts import BadInput, Observation
 from envs import libero_plus, libero_pro, plus_noise, tasks
 from envs.assets import find_pack
 from envs.chunk_run import chunk_result
-from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start
 from envs.libero_plus import Variant
 from envs.libero_simulator import (
@@ -137,7 +137,7 @@ class LiberoEnv:
         if self._simulator is not None:
             simulator = self._simulator
             self._simulator = None
-            forget(self.close)
+            atexit.unregister(self.close)
             simulator.close()
 
     def _built(self) -> LiberoSimulator:
@@ -168,7 +168,8 @@ class LiberoEnv:
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
-            close_at_exit(self.close)
+            # Registered after the GL display, so called before its end: closing later would print EGLError.
+            atexit.register(self.close)
         problem: str | None = None
         for attempt in range(MAX_PLACEMENT_TRIES):
             self._place(attempt)

@@ -15,12 +15,11 @@ from typing import Literal
 import numpy as np
 
 from envs.assets import find_pack
-from envs.env import ChunkResult, EnvSpec, Start
+from envs.env import ChunkResult, Env, EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.metaworld import MetaWorldEnv
 from envs.rendering import check_versions
 from envs.slot import EnvFactory, Prepare, SlotEnv
-from envs.tasks import METAWORLD, TaskInfo
+from envs.tasks import TaskInfo
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker, is_stopped
 
 log = logging.getLogger(__name__)
@@ -33,14 +32,9 @@ EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 Simulators = Literal["processes", "ray"]  # the values of --simulators
 
 
-def env_class(task_suite: str) -> type[LiberoEnv] | type[MetaWorldEnv]:
-    """The class of the simulator that a suite belongs to."""
-    return MetaWorldEnv if task_suite == METAWORLD else LiberoEnv
-
-
-def make_env(spec: EnvSpec, task_id: int) -> LiberoEnv | MetaWorldEnv:
-    """The env of a task, of the simulator that its suite belongs to. Raises BadInput."""
-    return env_class(spec.task_suite)(spec, task_id)
+def make_env(spec: EnvSpec, task_id: int) -> Env:
+    """The env of a task. Another simulator is chosen here, by the name of its suite. Raises BadInput."""
+    return LiberoEnv(spec, task_id)
 
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:

@@ -263,5 +263,5 @@ def find_renderer() -> str:
 
 
 def upright(image: np.ndarray) -> np.ndarray:
-    """Turn one frame (256, 256, 3) by 180 degrees: LIBERO and Meta-World deliver images upside down."""
+    """Turn one frame (256, 256, 3) by 180 degrees: LIBERO delivers images upside down."""
     return np.ascontiguousarray(image[::-1, ::-1])

@@ -29,16 +29,11 @@ MAX_ENV_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-METAWORLD = "metaworld_mt50"  # the one suite that is not LIBERO's
 PUBLISHED_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 # LIBERO-PRO and LIBERO-Plus change the tasks of the published suites. Their suites are named after suite and change:
 # libero_spatial_swap, libero_goal_camera. "plus" stands for the four changes of LIBERO-Plus before it.
 PRO_CHANGES = ("swap", "lan", "task", "object")
 PLUS_CHANGES = ("camera", "robot", "language", "noise", "plus")
-METAWORLD_LINES = Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
-# Task name -> instruction, in the order of Meta-World's benchmark of 50 tasks. The instructions are ours, because
-# Meta-World has none.
-METAWORLD_TASKS = dict(line.split(" ", 1) for line in METAWORLD_LINES)
 # The functions and classes that a pickled array may name.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 # Initial states of a BDDL file that comes without stored ones: as many as a benchmark task has.
@@ -143,12 +138,12 @@ def split_suite(task_suite: str) -> tuple[str, str]:
 
     Raises BadInput for an unknown suite.
     """
-    if task_suite in MAX_ENV_STEPS or task_suite == METAWORLD:
+    if task_suite in MAX_ENV_STEPS:
         return task_suite, ""
     base, _, change = task_suite.rpartition("_")
     if base not in PUBLISHED_SUITES or change not in PRO_CHANGES + PLUS_CHANGES:
         raise BadInput(
-            f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}; and the first "
+            f"unknown task suite {task_suite!r}; there are: {', '.join(MAX_ENV_STEPS)}; and the first "
             f"four with _{', _'.join(PRO_CHANGES)} (LIBERO-PRO) or _{', _'.join(PLUS_CHANGES)} (LIBERO-Plus, whose "
             "light, background and layout need meshes and textures that no package has)"
         )
@@ -161,8 +156,6 @@ def task_names(task_suite: str) -> tuple[str, ...]:
 
     A task that LIBERO-PRO or LIBERO-Plus changes keeps its name.
     """
-    if task_suite == METAWORLD:
-        return tuple(METAWORLD_TASKS)
     base, _ = split_suite(task_suite)
     task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))
     return tuple(task_map["libero_task_map"][base])

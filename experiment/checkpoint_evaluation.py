@@ -63,7 +63,7 @@ def settle(config: EvalConfig) -> EvalConfig:
     """Replace `auto` by the assets, and a pointer such as `best` by the checkpoint that it names now."""
     checkpoint = str(resolve_pointer(Path(str(config.model.checkpoint))))
     model = replace(config.model, checkpoint=checkpoint)
-    assets = choose_looks(config.simulator.assets, model, config.suites)
+    assets = choose_looks(config.simulator.assets, model)
     # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
     return replace(config, model=model, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
 

@@ -17,10 +17,11 @@ import numpy as np
 from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig, UpdateConfig
 from contracts import GIB, BadInput, Observation, resolve_pointer
-from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
+from envs.assets import find_pack, installed_official
 from envs.env import EnvSpec
-from envs.pool import Pool, env_class, task_info
-from envs.tasks import METAWORLD, TaskInfo, bddl_task, split_suite
+from envs.libero import LiberoEnv
+from envs.pool import Pool, task_info
+from envs.tasks import TaskInfo, bddl_task, split_suite
 from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
@@ -60,19 +61,17 @@ def settle_settings(config: TrainConfig) -> TrainConfig:
     return changed(
         config,
         advantage=advantage,
-        assets=choose_looks(config.simulator.assets, config.model, (config.task.task_suite,)),
+        assets=choose_looks(config.simulator.assets, config.model),
         checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
         teacher=str(resolve_pointer(Path(config.phases.teacher))),
     )
 
 
-def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[str]) -> str:
+def choose_looks(assets: str, model: ModelConfig) -> str:
     """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
 
-    Meta-World always gets its own assets. Raises BadInput if the assets are not installed.
+    Raises BadInput if the assets are not installed.
     """
-    if METAWORLD in task_suites:
-        assets = METAWORLD_LOOKS
     if assets == "auto":
         assets = _automatic_looks(model)
     find_pack(assets)
@@ -80,7 +79,7 @@ def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[str]) ->
 
 
 def _automatic_looks(model: ModelConfig) -> str:
-    """The assets for `--assets auto` in LIBERO. A 7B always gets the official ones.
+    """The assets for `--assets auto`. A 7B always gets the official ones.
 
     Raises BadInput for a checkpoint that needs a GPU where there is none, before its assets are asked for.
     """
@@ -125,7 +124,7 @@ def load_policy(
     options = LoadOptions(
         task_suite=base_suite,
         unnorm_key=model.unnorm_key,
-        action_dim=env_class(task_suite).action_dim,
+        action_dim=LiberoEnv.action_dim,
         lora_rank=lora_rank,
         seed=seed,
         device=model.device,

@@ -11,7 +11,6 @@ import torch
 from configs.config import TrainConfig
 from configs.sections import SimulatorConfig
 from contracts import GIB
-from envs.assets import METAWORLD_LOOKS
 from envs.machine import free_main_memory, usable_cores
 from envs.rendering import renders_in_software
 from envs.tasks import TaskInfo
@@ -56,7 +55,7 @@ def memory_of_simulator(simulator: SimulatorConfig, num_tasks: int) -> Simulator
     if simulator.simulators != "processes":  # Ray chooses the machines
         return SimulatorMemory(0.0, 0.0)
     built_tasks = min(num_tasks, simulator.kept_tasks)
-    if simulator.assets in ("lowpoly", METAWORLD_LOOKS):
+    if simulator.assets == "lowpoly":
         return SimulatorMemory(main=0.3 + 0.2 * built_tasks, gpu=0.13 * built_tasks)
     return SimulatorMemory(main=0.6 + 0.6 * built_tasks, gpu=0.15 + 0.4 * built_tasks)
 

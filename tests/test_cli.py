@@ -175,29 +175,6 @@ def test_training_on_variants_names_them():
         parse_train(["--task-suite", "libero_goal_camera"])
 
 
-# Meta-World, which is another simulator
-
-
-@pytest.mark.parametrize("parse", [parse_train, parse_eval])
-@pytest.mark.parametrize("flag", [["--assets", "lowpoly"], ["--bddl-file", "x.bddl"]])
-def test_what_only_libero_has_is_refused_for_metaworld(parse, flag):
-    parse([*CHECKPOINT, "--task-suite", "metaworld_mt50"])
-    with pytest.raises(BadInput, match=f"{flag[0]}: "):
-        parse([*CHECKPOINT, "--task-suite", "metaworld_mt50", *flag])
-
-
-@pytest.mark.parametrize(
-    ("suites", "flags", "named"),
-    [
-        (["metaworld_mt50"], ["--protocol", "libero"], "--protocol"),
-        (["libero_goal", "metaworld_mt50"], [], "metaworld_mt50"),
-    ],
-)
-def test_an_evaluation_of_metaworld_is_not_one_of_libero(suites, flags, named):
-    with pytest.raises(BadInput, match=named):
-        parse_eval([*CHECKPOINT, "--task-suite", *suites, *flags])
-
-
 # resuming
 
 

@@ -14,7 +14,7 @@ from configs.config import TrainConfig, changed, differing_fields
 from configs.eval_config import EvalConfig
 from configs.presets import PRESETS
 from contracts import BadInput
-from envs.tasks import MAX_ENV_STEPS, METAWORLD
+from envs.tasks import MAX_ENV_STEPS
 
 DEFAULT = TrainConfig()
 SECTIONS = [type(section) for section in vars(DEFAULT).values()]
@@ -82,7 +82,7 @@ def test_every_number_has_a_range_and_its_default_lies_in_it(section):
     check_numbers(section())
 
 
-@pytest.mark.parametrize("suite", [*MAX_ENV_STEPS, METAWORLD])
+@pytest.mark.parametrize("suite", MAX_ENV_STEPS)
 def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it_runs_on(suite):
     assert set(differing_fields(DEFAULT, PRESETS[suite])) <= {"task_suite", "checkpoint", "name"}
     assert PRESETS[suite].task.task_suite == suite

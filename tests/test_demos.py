@@ -16,7 +16,6 @@ import workshop.demos
 from contracts import BadInput
 from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.tasks import METAWORLD
 from envs.worker import InlineWorker, NoAnswer
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
@@ -149,7 +148,7 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
         ({"noise_scales": (-1.0,)}, "--noise-scales"),
         ({"task_ids": (0, 0)}, "task ids"),  # two workers would write the same file
         ({"init_states": (0, 51)}, "--init-states"),
-        ({"task_suite": METAWORLD, "move_objects": (2.0,)}, "--move-objects"),
+        ({"move_objects": (-2.0,)}, "--move-objects"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_before_the_first_episode(played_ids, tmp_path, changes, flag):

@@ -19,9 +19,9 @@ from envs import plus_noise
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PLUS, packaged_file, packages_folder
 from envs.env import EnvSpec, Start
+from envs.libero import LiberoEnv
 from envs.libero_plus import arm_offset, camera_pose, find_variants, suite_variants
 from envs.libero_simulator import SETTLING_ACTION
-from envs.pool import make_env
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, libero_root, split_suite, suite_task
 
 WHEEL = packages_folder() / LIBERO_PLUS
@@ -199,7 +199,7 @@ def test_a_missing_or_other_wheel_is_answered_with_the_command(monkeypatch, tmp_
 @pytest.fixture(scope="module")
 def env():
     """One built scene, in which variants of all categories are played; two cameras."""
-    env = make_env(EnvSpec("libero_spatial_plus", (0,)), 0)
+    env = LiberoEnv(EnvSpec("libero_spatial_plus", (0,)), 0)
     yield env
     env.close()
 

@@ -128,6 +128,6 @@ def test_files_without_a_table_of_states_are_refused(tmp_path, arrays):
 
 
 def test_unknown_suites_are_answered_with_the_names_of_all():
-    for suite in ("libero_90_swap", "libero_goal_env", "swap", "metaworld_mt50_task", "libero_spatial_"):
+    for suite in ("libero_90_swap", "libero_goal_env", "swap", "libero_spatial_"):
         with pytest.raises(BadInput, match=r"libero_90.*_swap.*_camera"):
             EnvSpec(suite, (0,))

@@ -149,7 +149,7 @@ def test_other_locked_versions_make_the_environment_anew(make, tmp_path):
 def test_every_package_that_users_need_is_locked_at_a_version_that_fits():
     pairs = (line.split("==") for line in read_requirements("requirements.lock"))
     locked = {canonicalize_name(name): version for name, version in pairs}
-    for name in ("requirements.txt", "requirements-demos.txt", "requirements-metaworld.txt"):
+    for name in ("requirements.txt", "requirements-demos.txt"):
         for requirement in map(Requirement, read_requirements(name)):
             assert locked[canonicalize_name(requirement.name)] in requirement.specifier
 

@@ -123,10 +123,6 @@ def test_simulators_that_do_not_fit_into_main_memory_are_a_warning(monkeypatch):
         (("12ab34cd",), "official", "--assets the folder of pack 12ab34cd"),
         (("12ab34cd",), "own", None),
         (("lowpoly", "official"), "lowpoly", None),
-        ((), "metaworld", None),
-        (("metaworld",), "metaworld", None),
-        (("lowpoly",), "metaworld", "use another --checkpoint"),
-        (("metaworld",), "lowpoly", "use another --checkpoint"),
     ],
 )
 def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(info, trained_on, shown, advice):

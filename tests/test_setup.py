@@ -54,16 +54,15 @@ def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_t
 
 
 def test_auto_depends_on_the_size_of_the_policy_and_other_names_are_kept(small):
-    assert choose_looks("auto", on_cpu(small), [SUITE]) == "lowpoly"
-    assert choose_looks("lowpoly", ModelConfig("owner/openvla-7b"), [SUITE]) == "lowpoly"
-    assert choose_looks("auto", on_cpu(small), ["metaworld_mt50"]) == "metaworld"
+    assert choose_looks("auto", on_cpu(small)) == "lowpoly"
+    assert choose_looks("lowpoly", ModelConfig("owner/openvla-7b")) == "lowpoly"
     with pytest.raises(BadInput, match="nowhere"):
-        choose_looks("nowhere", on_cpu(small), [SUITE])
+        choose_looks("nowhere", on_cpu(small))
 
 
 @pytest.mark.skipif(installed_official() is None, reason="LIBERO's own assets are not installed")
 def test_a_large_policy_sees_official_looks_on_a_cpu_too():
-    assert choose_looks("auto", ModelConfig("owner/openvla-7b", device="cpu"), [SUITE]) == "official"
+    assert choose_looks("auto", ModelConfig("owner/openvla-7b", device="cpu")) == "official"
 
 
 def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):

@@ -18,9 +18,7 @@ from vla.images import decode_jpeg as decode_jpeg  # of the `jpegs`; outside pro
 
 RECIPE_FILE = "recipe.json"
 CHUNK_LENGTH = 8  # actions that belong to a frame
-# (numbers in an action, numbers in the robot's state).
-LIBERO_SIZES = (7, 8)
-METAWORLD_SIZES = (4, 4)
+LIBERO_SIZES = (7, 8)  # numbers in an action, numbers in the robot's state
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,9 @@ class DemoEpisode:
 
     # [F][cameras], agentview then wrist; images (256, 256, 3), upright like Observation.images
     jpegs: list[list[bytes]]
-    proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
+    proprio: np.ndarray  # (F, 8) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
-    # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
+    # (T, 7) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
     actions: np.ndarray
     instruction: str
     noise_scale: float

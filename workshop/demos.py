@@ -10,8 +10,6 @@ bowl onto a plate, a stove or a cabinet: all tasks of libero_spatial, and three 
 which only the instruction says where the bowl is to go (1: stove, 4: top of the cabinet, 8: plate):
 
     python -m workshop.demos --out demonstrations/goal --task-suite libero_goal --task-ids 1 4 8
-
---task-suite metaworld_mt50 uses Meta-World's experts, for all of its tasks.
 """
 
 import json
@@ -30,12 +28,10 @@ import numpy as np
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import BadInput, output_place, read_json, write_json
-from envs.assets import METAWORLD_LOOKS, find_pack
+from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
-from envs.metaworld import MetaWorldEnv
-from envs.pool import make_env, task_info
-from envs.tasks import METAWORLD
+from envs.pool import task_info
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
 from experiment.terminal import say, show_progress
 from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, episode_path, write_episode
@@ -65,8 +61,7 @@ class DemosArgs:
     num_envs: Annotated[int, POSITIVE] = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
-    """Suite that the tasks belong to. The expert knows all tasks of libero_spatial and metaworld_mt50, and tasks 1, 4
-    and 8 of libero_goal."""
+    """Suite of the tasks. The expert knows all tasks of libero_spatial, and tasks 1, 4 and 8 of libero_goal."""
     init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
     """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
     and one-past-last of the benchmark's initial states."""
@@ -78,9 +73,9 @@ class DemosArgs:
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of everything random."""
     move_objects: Annotated[tuple[float, ...], POSITIVE] = ()
-    """Distances in cm: every episode draws one of them, or none, and moves LIBERO's objects so far before it starts."""
+    """Distances in cm: every episode draws one of them, or none, and moves the objects so far before it starts."""
     assets: str = "lowpoly"
-    """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
+    """What objects look like: `lowpoly`, `official` or a folder."""
 
     def recipe(self) -> dict[str, object]:
         """All settings that decide an episode of a given task and index, as JSON stores them."""
@@ -89,9 +84,7 @@ class DemosArgs:
         return json.loads(json.dumps(recipe))
 
     def env_spec(self, task_ids: tuple[int, ...]) -> EnvSpec:
-        """The simulator with all cameras that the suite has."""
-        if self.task_suite == METAWORLD:
-            return EnvSpec(self.task_suite, task_ids, num_images=1, assets=METAWORLD_LOOKS)
+        """The simulator with all cameras."""
         return EnvSpec(self.task_suite, task_ids, assets=self.assets)
 
 
@@ -139,8 +132,6 @@ def check_flags(args: DemosArgs, spec: EnvSpec) -> None:
     check_numbers(args)
     if not args.noise_scales:
         raise BadInput("--noise-scales needs at least one number; 0 is no noise")
-    if args.move_objects and args.task_suite == METAWORLD:
-        raise BadInput(f"--move-objects is only for the suites of LIBERO: leave it out for {METAWORLD}")
     num_stored = min(task.num_init_states for task in task_info(spec))
     if args.init_states == "fresh":
         return
@@ -225,7 +216,7 @@ class Player:
 
     def __init__(self, args: DemosArgs) -> None:
         self._args = args
-        self._env: LiberoEnv | MetaWorldEnv | None = None
+        self._env: LiberoEnv | None = None
         self._pack = find_pack(args.env_spec(args.task_ids).assets)
 
     def __call__(self, attempt: Attempt) -> tuple[Outcome, int]:
@@ -238,11 +229,11 @@ class Player:
             write_episode(episode_path(self._args.out, attempt.task_id, attempt.index), episode)
         return "success", result.env_steps
 
-    def _env_of(self, task_id: int) -> LiberoEnv | MetaWorldEnv:
+    def _env_of(self, task_id: int) -> LiberoEnv:
         if self._env is None or self._env.task_id != task_id:
             self.close()
             spec = self._args.env_spec((task_id,))
-            self._env = make_env(replace(spec, assets=str(self._pack.folder)), task_id)
+            self._env = LiberoEnv(replace(spec, assets=str(self._pack.folder)), task_id)
         return self._env
 
     def close(self) -> None:

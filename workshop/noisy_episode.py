@@ -12,11 +12,9 @@ import numpy as np
 
 from envs.env import ChunkResult, Start
 from envs.libero import LiberoEnv
-from envs.metaworld import MetaWorldEnv
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.expert import Expert
-from workshop.metaworld_expert import MetaWorldExpert
 from workshop.moved_objects import reset_with_moved_objects
 
 # The noise on the motions, of `tremor` and of `noise_bursts`: Ornstein-Uhlenbeck processes.
@@ -24,6 +22,7 @@ NOISE_RHO = 0.8  # share of the noise of one env step that remains in the next
 TREMOR = 0.1  # standard deviation of the tremor, as a share of full action
 # Turns get less noise than moves, because the expert's turns are smaller than its moves in about the same proportion.
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])
+NUM_MOTIONS = len(NOISE_WEIGHTS)  # x, y, z and three turns; the gripper has no noise
 BURST_STEPS = (3, 9)  # env steps of a burst: 3 to 8
 # Env steps between two bursts: 12 to 32. A frame's chunk of 8 must fit in, and the frame may begin some steps later.
 CLEAN_STEPS = (12, 33)
@@ -55,26 +54,22 @@ class Recording:
 
 
 def record_episode(
-    env: LiberoEnv | MetaWorldEnv, attempt: Attempt, frame_every: int, looks: str
+    env: LiberoEnv, attempt: Attempt, frame_every: int, looks: str
 ) -> tuple[ChunkResult, DemoEpisode | None]:
     """Let the expert act under noise until the episode ends; render only the frames that are kept.
 
     Returns the last result and, if the expert succeeded, the episode. looks: as in `DemoEpisode`.
     """
-    num_motions = env.action_dim - 1
-    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, num_motions)
-    uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator, num_motions)
+    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator)
+    uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
     start = Start(attempt.init_state_id, attempt.seed)
-    if isinstance(env, MetaWorldEnv):
-        result = env.reset(start, observe=has_frame[0])
-    else:
-        result = reset_with_moved_objects(
-            env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
-        )
+    result = reset_with_moved_objects(
+        env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
+    )
     if result.error is not None:
         return result, None
-    expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
+    expert = Expert(env.domain)
     recording = Recording()
     while not result.done:
         if result.observation is not None:
@@ -130,32 +125,30 @@ def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bo
     return [due and not noisy for due, noisy in zip(is_due, is_noisy, strict=True)]
 
 
-def tremor(num_steps: int, generator: np.random.Generator, num_motions: int = 6) -> np.ndarray:
-    """The unevenness of the expert's motions at each env step, (num_steps, num_motions): smooth noise."""
-    noise = generator.standard_normal((num_steps, num_motions))
+def tremor(num_steps: int, generator: np.random.Generator) -> np.ndarray:
+    """The unevenness of the expert's motions at each env step, (num_steps, 6): smooth noise."""
+    noise = generator.standard_normal((num_steps, NUM_MOTIONS))
     for step in range(1, num_steps):
         noise[step] = NOISE_RHO * noise[step - 1] + np.sqrt(1 - NOISE_RHO**2) * noise[step]
-    return TREMOR * NOISE_WEIGHTS[:num_motions] * noise
+    return TREMOR * NOISE_WEIGHTS * noise
 
 
-def noise_bursts(
-    scale: float, num_steps: int, generator: np.random.Generator, num_motions: int = 6
-) -> np.ndarray:
-    """The noise on the motions of each env step, (num_steps, num_motions): bursts, and zeros between them.
+def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -> np.ndarray:
+    """The noise on the motions of each env step, (num_steps, 6): bursts, and zeros between them.
 
     A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. Frames come from the
     steps between bursts. There the labels of a chunk are the actions that were executed, so executing them leads where
     the expert wants to go. Under steady noise the later labels of a chunk would correct pushes that the policy cannot
     foresee.
     """
-    noise = np.zeros((num_steps, num_motions))
+    noise = np.zeros((num_steps, NUM_MOTIONS))
     step = int(generator.integers(*CLEAN_STEPS))
     while step < num_steps:
-        push = generator.standard_normal(num_motions)
+        push = generator.standard_normal(NUM_MOTIONS)
         for _ in range(generator.integers(*BURST_STEPS)):
             # A slice, because it is empty beyond the end, where an index would raise an error.
-            noise[step : step + 1] = scale * NOISE_WEIGHTS[:num_motions] * push
-            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(num_motions)
+            noise[step : step + 1] = scale * NOISE_WEIGHTS * push
+            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(NUM_MOTIONS)
             step += 1
         step += int(generator.integers(*CLEAN_STEPS))
     return noise

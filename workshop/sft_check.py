@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from contracts import Observation, SelfCheckError
-from envs.tasks import MAX_ENV_STEPS, METAWORLD
+from envs.tasks import MAX_ENV_STEPS
 from experiment.terminal import say
 from vla.device import is_large
 from vla.loading import LoadOptions
@@ -101,7 +101,7 @@ def close_actions(tokens: Tensor, actions_before: Tensor) -> Tensor:
 
 def _next_steps(args: SftArgs, demos: Demos) -> str:
     suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
-    if suite not in (*MAX_ENV_STEPS, METAWORLD):
+    if suite not in MAX_ENV_STEPS:
         suite = "SUITE"  # for the user to fill in
     flags = f"--checkpoint {args.out} --task-suite {suite}"
     network = args.out if args.lora_rank is None else Path(str(args.init)).expanduser()

@@ -58,8 +58,7 @@ class SftArgs:
     budget up to 10 % above what the GPU reports means all of the GPU."""
     size: TinySize = field(default_factory=TinySize)
     num_images: Literal[1, 2] | None = None
-    """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2, for Meta-World
-    1."""
+    """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2."""
     proprio: bool = True
     """Whether random weights read the robot's state, too. The public checkpoints with a token head do not."""
     l1: bool = False

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from contracts import BadInput, Observation, write_json
-from envs.tasks import METAWORLD
 from experiment.terminal import show_progress
 from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
@@ -28,7 +27,6 @@ from vla.tokens import encode
 from workshop.demo_files import (
     CHUNK_LENGTH,
     LIBERO_SIZES,
-    METAWORLD_SIZES,
     RECIPE_FILE,
     DemoEpisode,
     list_episodes,
@@ -61,15 +59,14 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     The folder `scratch` gets the demonstrations' statistics, and the random weights if training starts from such.
     """
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
-    is_metaworld = unnorm_key == METAWORLD + KEY_SUFFIX
-    checkpoint = find_or_make_checkpoint(args, is_metaworld, scratch)
+    checkpoint = find_or_make_checkpoint(args, scratch)
     init = inspect_checkpoint(checkpoint, args.num_images)
     check_checkpoint(init, args.l1)
     image_size = ImageProcessor.load(checkpoint).image_size
     episodes = read_episodes(folders, init.num_images, image_size, args.flip)
     demo_episodes = [episode for episode, _ in episodes]
-    check_sizes(demo_episodes, unnorm_key, is_metaworld)
-    entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
+    check_sizes(demo_episodes)
+    entry = dataset_statistics(demo_episodes)
     write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = replace(init, statistics=load_statistics(scratch), statistics_folder=scratch)
     looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
@@ -77,16 +74,15 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
 
 
-def find_or_make_checkpoint(args: SftArgs, is_metaworld: bool, scratch: Path) -> Path:
+def find_or_make_checkpoint(args: SftArgs, scratch: Path) -> Path:
     """The folder of --init, or random weights in a folder of `scratch`. Raises BadInput."""
     if args.init:
         return resolve_checkpoint(args.init)
     return make_tiny_checkpoint(
         scratch / "init",
         seed=args.seed,
-        num_images=args.num_images or (1 if is_metaworld else 2),
+        num_images=args.num_images or 2,
         proprio=args.proprio,
-        metaworld=is_metaworld,
         l1_head=args.l1,
         size=args.size,
     )
@@ -106,13 +102,13 @@ def check_checkpoint(init: CheckpointInfo, needs_l1_head: bool) -> None:
         )
 
 
-def check_sizes(episodes: Sequence[DemoEpisode], unnorm_key: str, is_metaworld: bool) -> None:
-    """Raise BadInput if actions or states do not have the sizes of the suite's simulator."""
-    expected_sizes = METAWORLD_SIZES if is_metaworld else LIBERO_SIZES
+def check_sizes(episodes: Sequence[DemoEpisode]) -> None:
+    """Raise BadInput if actions or states do not have LIBERO's sizes."""
     for episode in episodes:
-        if (episode.actions.shape[1], episode.proprio.shape[1]) != expected_sizes:
+        sizes = (episode.actions.shape[1], episode.proprio.shape[1])
+        if sizes != LIBERO_SIZES:
             raise BadInput(
-                f"--demos: the simulator is not that of {unnorm_key}: name the demonstrations' suite with --task-suite"
+                f"--demos: expected {LIBERO_SIZES} numbers in an action and a state, found {sizes}"
             )
 
 
@@ -191,16 +187,14 @@ def from_env(actions: np.ndarray) -> np.ndarray:
     return dataset_actions
 
 
-def dataset_statistics(episodes: Sequence[DemoEpisode], binary_gripper: bool = True) -> StatisticsEntry:
+def dataset_statistics(episodes: Sequence[DemoEpisode]) -> StatisticsEntry:
     """One entry of dataset_statistics.json, over all actions and states as openvla-oft computes it.
 
-    A binary gripper is not scaled. One that takes an effort is an action dimension like the others.
+    The gripper, which is binary, is not scaled.
     """
-    actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
-    if binary_gripper:
-        actions = from_env(actions)
+    actions = from_env(np.concatenate([episode.actions for episode in episodes]))
     proprio = np.concatenate([episode.proprio for episode in episodes]).astype(np.float64)
-    mask = [True] * (actions.shape[1] - 1) + [not binary_gripper]
+    mask = [True] * (actions.shape[1] - 1) + [False]
     return {
         "num_transitions": len(actions),
         "num_trajectories": len(episodes),

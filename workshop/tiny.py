@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from contracts import BadInput, first_line, read_json, write_json
-from envs.tasks import METAWORLD
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from vla.network_io import save_network
 from vla.prompts import load_tokenizer
-from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
+from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES
 from workshop.sft_config import SIZE_FLAGS, TinySize
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
@@ -32,7 +31,6 @@ def make_tiny_checkpoint(
     seed: int = 0,
     num_images: int = 2,
     proprio: bool = True,
-    metaworld: bool = False,
     l1_head: bool = False,
     size: TinySize = DEFAULT_SIZE,
 ) -> Path:
@@ -44,12 +42,12 @@ def make_tiny_checkpoint(
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
-    statistics = _statistics(metaworld)
+    statistics = _statistics()
     write_json(out / STATISTICS_FILE, statistics)
     write_json(out / "preprocessor_config.json", preprocessor_config(size.image_size))
     config = _config(size, num_images, statistics, str(dtype).removeprefix("torch."))
     write_json(out / "config.json", config)
-    action_dim, proprio_dim = METAWORLD_SIZES if metaworld else LIBERO_SIZES
+    action_dim, proprio_dim = LIBERO_SIZES
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -66,13 +64,8 @@ def make_tiny_checkpoint(
     return out
 
 
-def _statistics(metaworld: bool) -> dict[str, object]:
-    """The bundled policy's statistics under the names of four suites; for Meta-World statistics that scale nothing."""
-    if metaworld:
-        low = [-1.0] * 4
-        high = [1.0] * 4
-        vector = {"min": low, "q01": low, "max": high, "q99": high}
-        return {METAWORLD: {"action": vector, "proprio": vector}}
+def _statistics() -> dict[str, object]:
+    """The bundled policy's statistics under the names of four suites."""
     (entry,) = read_json(TEMPLATE / STATISTICS_FILE).values()
     return {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
 
