@@ -77,7 +77,7 @@ class StandInPolicy:
         bins = torch.stack(drawn)
         logprobs = torch.full(bins.shape, -float(np.log(NUM_BINS)))
         actions = bins.double().numpy().reshape(-1, CHUNK_LENGTH, ACTION_DIM) / (NUM_BINS / 2) - 1
-        return Acted(bins + FIRST_ACTION_TOKEN, logprobs, actions)
+        return Acted(bins + FIRST_ACTION_TOKEN, logprobs, actions, [None] * len(bins))
 
 
 def main(argv: Sequence[str]) -> None:

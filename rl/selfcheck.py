@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from rl.optimizer import ADAM_EPS, make_optimizer
 from rl.randomness import torch_generator
+from vla.model import OpenVLAOFT
 from vla.policy import Policy
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
@@ -51,17 +52,23 @@ def attention_probe(policy: Policy, observation: Observation) -> str:
     """
     network = policy.network
     inputs = policy.model_inputs([observation] * CHECKED_BATCH)
-    embeddings, is_real = network.embed(*inputs)
-    first = network.first_output_position(embeddings, *inputs[1:3])
+    embeddings, lengths = network.embed(*inputs)
+    first = network.output_positions(embeddings, lengths)[0, 0]
     changed = embeddings.clone()
     beginning_of_sequence = embeddings[:, 0]  # any vector that is not zero would do
-    changed[:, int(first[0]) + network.num_action_tokens] = beginning_of_sequence
-    before = network.action_logits(network.run_language_model(embeddings, is_real, first))
-    after = network.action_logits(network.run_language_model(changed, is_real, first))
-    effect = _relative_effect(before[:, 0], after[:, 0])
+    changed[:, int(first) + network.num_action_tokens] = beginning_of_sequence
+    before, after = (_first_slot_logits(network, slots, lengths) for slots in (embeddings, changed))
+    effect = _relative_effect(before, after)
     if effect < SMALLEST_EFFECT:
         raise BadInput(f"attention is causal: no action slot sees the slots after it; {REINSTALL}")
     return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
+
+
+def _first_slot_logits(network: OpenVLAOFT, embeddings: Tensor, lengths: Tensor | None) -> Tensor:
+    """The logits (B, 256) of the first action token, from the language model's input."""
+    positions = network.output_positions(embeddings, lengths)
+    hidden = network.run_layers(embeddings, lengths, positions)
+    return network.action_logits(network.language_model.model.norm(hidden))[:, 0]
 
 
 @torch.no_grad()
@@ -120,7 +127,7 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
     observations = [observation] * CHECKED_BATCH
     generators = [torch_generator(seed, "self-check") for seed in range(CHECKED_BATCH)]
     acted = policy.act(observations, "sample", temperature, generators)
-    logits = policy.chunk_logits(observations)  # with gradient, as in an update
+    logits = policy.chunk_logits(observations, acted.kept)  # with gradient, as in an update
     recomputed = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
     difference = (recomputed - acted.logprobs).abs().max().item()
     limit = LOGPROB_LIMIT[policy.frozen_weights]

@@ -47,6 +47,7 @@ class Acted:
     tokens: Tensor
     logprobs: Tensor
     actions: np.ndarray
+    kept: Sequence[Tensor | None]
 
 
 class FakePolicy(nn.Module):
@@ -75,7 +76,7 @@ class FakePolicy(nn.Module):
         self.modes: list[tuple[str, int]] = []  # (who decided how, batch size) of each call of act
         self._is_teacher = False
 
-    def chunk_logits(self, observations: Sequence[Any]) -> Tensor:
+    def chunk_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
         self.rows_run += len(observations)
         return self._logits(observations)
 
@@ -94,6 +95,7 @@ class FakePolicy(nn.Module):
         mode: str = "greedy",
         temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
+        kept: Sequence[Any] | None = None,
     ) -> Acted:
         self.modes.append((f"teacher {mode}" if self._is_teacher else f"student {mode}", len(observations)))
         logits = self._logits(observations)
@@ -110,16 +112,23 @@ class FakePolicy(nn.Module):
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         actions = (tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1
         actions = actions.reshape(len(tokens), CHUNK_LENGTH, ACTION_DIM)
-        return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions)
+        logprobs = self.token_logprobs(logits, tokens, temperature)
+        return Acted(tokens, logprobs, actions, [None] * len(tokens))
 
     @staticmethod
     def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
         columns = (tokens - FIRST_ACTION_TOKEN)[..., None]
         return (logits / temperature).log_softmax(-1).gather(-1, columns).squeeze(-1)
 
-    def act_as_teacher(self, observations: Sequence[Any], mode: str = "greedy") -> Acted:
+    def act_as_teacher(
+        self, observations: Sequence[Any], mode: str = "greedy", kept: Sequence[Any] | None = None
+    ) -> Acted:
         with self.teacher() as teacher:
             return teacher.act(observations, mode)
+
+    def teacher_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
+        with self.teacher() as teacher:
+            return teacher.chunk_logits(observations)
 
     def use_teacher(self, teacher: FakePolicy) -> None:
         object.__setattr__(self, "_teacher", teacher)  # torch would make it a part of this module

@@ -49,7 +49,7 @@ class UnrecordedNetwork(GraphedNetwork):
         network.vision_backbone.second_stream = None  # there is no GPU
         self.recorded: list[tuple[bool, int]] = []  # (with gradient, batch size)
 
-    def _record(self, inputs, with_gradient):
+    def _record(self, part, inputs, with_gradient):
         network = self.network
         if with_gradient:  # CUDA refuses to record while another graph uses a parameter
             assert not any(is_in_a_graph(p) for p in network.parameters() if p.requires_grad)
@@ -102,17 +102,17 @@ def test_a_pass_is_recorded_once_per_shape_and_kind(network, graphed):
     x = torch.randn(2, 3)
     with torch.no_grad():
         for batch in (x, x, x[:1]):
-            torch.testing.assert_close(graphed(batch)[0], network(batch)[0])
-    graphed(x)
-    graphed(x)
+            torch.testing.assert_close(graphed.run("forward", batch)[0], network(batch)[0])
+    graphed.run("forward", x)
+    graphed.run("forward", x)
     assert graphed.recorded == [(False, 2), (False, 1), (True, 2)]
 
 
 def test_results_outlive_the_next_replay(graphed):
     with torch.no_grad():
-        first = graphed(torch.ones(2, 3))[0]
+        first = graphed.run("forward", torch.ones(2, 3))[0]
         copy = first.clone()
-        graphed(torch.zeros(2, 3))
+        graphed.run("forward", torch.zeros(2, 3))
     assert torch.equal(first, copy)
 
 
@@ -125,22 +125,22 @@ def test_gradients_of_several_micro_batches_add_up_to_the_plain_ones(network, gr
     if start is not None:
         lora_B.grad = torch.full_like(lora_B, start)
     for rows in (slice(0, 2), slice(2, 4)):
-        (graphed(x[rows])[0] * weighting[rows]).sum().backward()
+        (graphed.run("forward", x[rows])[0] * weighting[rows]).sum().backward()
     torch.testing.assert_close(lora_B.grad, plain + (start or 0.0))
 
 
 def test_gradients_begin_anew_after_an_optimizer_has_cleared_them(network, graphed):
     x = torch.randn(2, 3)
-    graphed(x)[0].sum().backward()
+    graphed.run("forward", x)[0].sum().backward()
     first = network.head.lora_B.grad.clone()
     network.head.lora_B.grad = None
-    graphed(x)[0].sum().backward()
+    graphed.run("forward", x)[0].sum().backward()
     torch.testing.assert_close(network.head.lora_B.grad, first)
 
 
 def test_a_backward_pass_after_another_replay_is_refused(graphed):
-    logits, _ = graphed(torch.randn(2, 3))
-    graphed(torch.randn(2, 3))
+    logits, _ = graphed.run("forward", torch.randn(2, 3))
+    graphed.run("forward", torch.randn(2, 3))
     with pytest.raises(RuntimeError, match="call backward first"):
         logits.sum().backward()
 
@@ -151,15 +151,15 @@ def test_a_backward_pass_after_another_replay_is_refused(graphed):
 def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, monkeypatch, error):
     record = graphed._record
 
-    def record_if_alone(inputs, with_gradient):
+    def record_if_alone(part, inputs, with_gradient):
         if graphed._recordings:
             raise error
-        return record(inputs, with_gradient)
+        return record(part, inputs, with_gradient)
 
     monkeypatch.setattr(graphed, "_record", record_if_alone)
     x = torch.randn(2, 3)
     for batch in (x, x[:1], x):
-        torch.testing.assert_close(graphed(batch)[0], network(batch)[0])
+        torch.testing.assert_close(graphed.run("forward", batch)[0], network(batch)[0])
     assert graphed.recorded == [(True, 2), (True, 1), (True, 2)]
 
 
@@ -170,12 +170,12 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, 
 def test_missing_memory_is_an_out_of_memory_error_and_another_failure_is_not(
     graphed, monkeypatch, message, kind
 ):
-    def fail(inputs, with_gradient):
+    def fail(part, inputs, with_gradient):
         raise RuntimeError(message)
 
     monkeypatch.setattr(graphed, "_record", fail)
     with pytest.raises(RuntimeError, match="CUDA error") as raised:
-        graphed(torch.randn(2, 3))
+        graphed.run("forward", torch.randn(2, 3))
     assert raised.type is kind
 
 
@@ -184,7 +184,7 @@ def test_of_many_recordings_those_used_last_are_kept(graphed, monkeypatch):
     x = torch.randn(3, 3)
     with torch.no_grad():
         for batch_size in (1, 2, 1, 3, 1, 2):
-            graphed(x[:batch_size])
+            graphed.run("forward", x[:batch_size])
     assert [size for _, size in graphed.recorded] == [1, 2, 3, 2]
 
 
@@ -206,7 +206,7 @@ def test_a_supervised_step_with_two_sizes_of_micro_batch_records_both(small, wit
         policy = load_policy(small)
         graphed = UnrecordedNetwork(policy.network)
         if recorded:
-            policy._forward = graphed
+            policy._graphs = graphed
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 5)
         tokens = FIRST_ACTION_TOKEN + torch.arange(5 * 56).view(5, 56) % 256
         optimizer = make_student_optimizer(policy)

@@ -12,6 +12,7 @@ from vla.policy import Policy
 POLICY_METHODS = [
     "act",
     "act_as_teacher",
+    "teacher_logits",
     "chunk_logits",
     "token_logprobs",
     "teacher",

@@ -22,7 +22,15 @@ from experiment.simulators import memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import ADVICE, SMALLEST_PASS, MemoryNeed, choose_plan, plan_update, shrink_batch
+from vla.memory import (
+    ADVICE,
+    SMALLEST_PASS,
+    MemoryNeed,
+    RolloutSize,
+    choose_plan,
+    plan_update,
+    shrink_batch,
+)
 from workshop.sft_config import SftArgs
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
@@ -61,7 +69,7 @@ def policy_on_gpu(monkeypatch):
     adapters = torch.zeros(ADAPTER_BYTES // 4, device="meta")
     return SimpleNamespace(
         device=torch.device("cuda", 0),
-        network=SimpleNamespace(num_blocks=81, recomputed_blocks=0, is_compiled=False),
+        network=SimpleNamespace(num_blocks=81, recomputed_blocks=0, is_compiled=False, trained_blocks=None),
         num_images=1,
         statistics=SimpleNamespace(proprio=None),
         named_trainable_parameters=lambda: [("adapters", adapters)],
@@ -124,6 +132,29 @@ def test_what_is_kept_by_a_flag_is_refused_with_that_flag(policy):
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
     policy.device = torch.device("cpu")
     assert plan_update(policy, "auto", "auto", 4) == (4, 0)
+
+
+NEEDS_OF_8_BLOCKS = [MemoryNeed(0, int(0.6 * GIB), 0.0), MemoryNeed(8, int(0.2 * GIB), 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("kept_gib", "main_memory_gib", "plan", "kept_on"),
+    [
+        (1.0, 9.0, (3, 0), "cuda"),  # two gibibytes are left: three samples in place of four
+        (2.5, 9.0, (4, 0), "cpu"),  # beside them blocks would be recomputed
+        (4.0, 9.0, (4, 0), "cpu"),
+        (4.0, 3.0, (4, 0), None),
+    ],
+)
+def test_kept_states_stay_on_the_gpu_unless_blocks_would_be_recomputed_for_them(
+    policy, monkeypatch, kept_gib, main_memory_gib, plan, kept_on
+):
+    monkeypatch.setattr(memory, "measure_needs", lambda *_: NEEDS_OF_8_BLOCKS)
+    monkeypatch.setattr(memory, "bytes_of_kept_states", lambda *_: int(kept_gib * GIB))
+    policy.network.trained_blocks = policy.network.num_blocks = 8
+    rollout = RolloutSize(1, main_memory_gib * GIB)
+    assert plan_update(policy, "auto", "auto", 4, rollout=rollout) == plan
+    assert (policy.kept_on and policy.kept_on.type) == kept_on
 
 
 WEIGHTS_GIB = 14.7  # of the 7B with its adapters

@@ -135,18 +135,17 @@ def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
 def test_every_stage_is_the_references(name, networks):
     case = Case(name)
     network = networks[case.uses_proprio]
-    images, prompt_ids, lengths, proprio = case.inputs
+    images, _, _, proprio = case.inputs
     with torch.no_grad():
         features = network.vision_backbone(images, lambda block, tokens: block(tokens))
-        embeddings, is_real = network.embed(*case.inputs)
+        embeddings, lengths = network.embed(*case.inputs)
     _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
     with torch.no_grad():
         _assert_close(network.projector(features), case["projector_output"], PROJECTOR)
     _assert_close(embeddings[:, int(case["num_patches"]) :], case["mm_embeds_tail"], PROJECTOR)
     assert embeddings.double().sum() == pytest.approx(float(case["mm_embeds_sum"]), abs=1e-2)
-    assert is_real is None
-    first = network.first_output_position(embeddings, prompt_ids, lengths)
-    assert first.tolist() == [case["slice_start_stop"][0]]
+    assert lengths is None
+    assert network.output_positions(embeddings, lengths)[:, 0].tolist() == [case["slice_start_stop"][0]]
     if proprio is not None:
         _assert_close(embeddings[:, int(case["num_patches"])], case["proprio_token"], PROJECTOR)
 
@@ -156,13 +155,13 @@ def test_padding_mask_and_output_positions_are_the_references(name, networks):
     case = Case(name)
     network = networks[case.uses_proprio]
     with torch.no_grad():
-        embeddings, is_real = network.embed(*case.inputs)
+        embeddings, lengths = network.embed(*case.inputs)
     golden = case["mm_attention_mask"].astype(bool)
-    assert np.array_equal(is_real, golden[:, : is_real.shape[1]])
-    assert not golden[:, is_real.shape[1] :].any()  # the reference pads two further
+    longest = embeddings.shape[1]
+    assert np.array_equal(torch.arange(longest) < lengths[:, None], golden[:, :longest])
+    assert not golden[:, longest:].any()  # the reference pads two further
     if "slice_starts" in case.arrays:
-        first = network.first_output_position(embeddings, *case.inputs[1:3])
-        assert np.array_equal(first, case["slice_starts"])
+        assert np.array_equal(network.output_positions(embeddings, lengths)[:, 0], case["slice_starts"])
 
 
 @pytest.mark.parametrize("name", PADDED_CASES)
@@ -200,13 +199,10 @@ def test_discrete_and_l1_actions_are_the_references(name, networks, action_head)
 
 def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:
     """The reference's: mean over 56 action tokens and </s> of each row, over the whole vocabulary."""
-    embeddings, is_real = network.embed(*case.inputs)
-    first = network.first_output_position(embeddings, *case.inputs[1:3])
-    network.num_action_tokens += 1  # one output more: the last zero vector predicts </s>
-    try:
-        hidden = network.run_language_model(embeddings, is_real, first)
-    finally:
-        network.num_action_tokens -= 1
+    embeddings, lengths = network.embed(*case.inputs)
+    positions = network.output_positions(embeddings, lengths)
+    positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)  # the last zero vector predicts </s>
+    hidden = network.language_model.model.norm(network.run_layers(embeddings, lengths, positions))
     targets = torch.from_numpy(case["labels"])
     targets = targets[targets != -100].view(len(targets), NUM_ACTION_TOKENS + 1)
     return F.cross_entropy(network.language_model.lm_head(hidden).float().flatten(0, 1), targets.flatten())

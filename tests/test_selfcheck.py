@@ -93,7 +93,7 @@ class ForgetsTheTemperature(FakePolicy):
 class WithDropout(FakePolicy):
     """Leaves dropout on in the learning pass."""
 
-    def chunk_logits(self, observations):
+    def chunk_logits(self, observations, kept=None):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return torch.nn.functional.dropout(super().chunk_logits(observations), 0.1, training=True)

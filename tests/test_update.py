@@ -51,7 +51,7 @@ class Scaled(FakePolicy):
         super().__init__(**options)
         self.factors, self.passes = factors, 0
 
-    def chunk_logits(self, observations):
+    def chunk_logits(self, observations, kept=None):
         logits, factor = super().chunk_logits(observations), self.factors(self.passes)
         self.passes += 1
         if factor != 1:
@@ -67,7 +67,7 @@ class ShortOfMemory(FakePolicy):
         self.room, self.recomputes = room, recomputes
         self.sizes: list[int] = []
 
-    def chunk_logits(self, observations):
+    def chunk_logits(self, observations, kept=None):
         self.sizes.append(len(observations))
         if len(observations) > self.room:
             raise torch.OutOfMemoryError(f"{REASON}\nmore lines")
@@ -87,7 +87,7 @@ class OneGraphAtATime(FakePolicy):
         self.failing_pass = failing_pass
         self.sizes: list[int] = []
 
-    def chunk_logits(self, observations):
+    def chunk_logits(self, observations, kept=None):
         assert not any(is_in_a_graph(parameter) for _, parameter in self.named_trainable_parameters())
         logits = super().chunk_logits(observations)
         self.sizes.append(len(observations))
@@ -423,7 +423,7 @@ def test_what_a_minibatch_had_accumulated_before_does_not_count_twice(policy, ba
         if next(passes) == 2:
             raise torch.OutOfMemoryError(REASON)
 
-    def chunk_logits(observations):
+    def chunk_logits(observations, kept=None):
         logits = logits_of(observations)
         if logits.requires_grad:
             logits.register_hook(passed)

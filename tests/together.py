@@ -61,7 +61,7 @@ class Odd(FakePolicy):
 
     room, poison = 99, None
 
-    def chunk_logits(self, observations):
+    def chunk_logits(self, observations, kept=None):
         if len(observations) > self.room:
             raise torch.OutOfMemoryError("no memory")
         logits = super().chunk_logits(observations)

@@ -47,7 +47,7 @@ class ToyPolicy(FakePolicy):
         self.adapter = nn.Parameter(torch.zeros_like(base))
         self._is_teacher = False
 
-    def chunk_logits(self, observations: Sequence[Any]) -> Tensor:
+    def chunk_logits(self, observations: Sequence[Any], kept=None) -> Tensor:
         features = torch.from_numpy(np.stack([o.proprio for o in observations])).to(self.dtype)
         weights = self.base if self._is_teacher else self.base + self.adapter
         used = torch.einsum("bf,fav->bav", features, weights)
@@ -55,7 +55,7 @@ class ToyPolicy(FakePolicy):
         return everywhere.index_copy(-1, torch.tensor(BINS), used)
 
     @torch.no_grad()
-    def act(self, observations, mode="greedy", temperature=1.0, generators=None) -> Acted:
+    def act(self, observations, mode="greedy", temperature=1.0, generators=None, kept=None) -> Acted:
         logits = self.chunk_logits(observations)
         if mode == "sample":
             uniforms = torch.stack(
@@ -67,7 +67,8 @@ class ToyPolicy(FakePolicy):
             bins = logits.argmax(-1)
         tokens = bins + FIRST_ACTION_TOKEN
         actions = bins.double().numpy().reshape(len(bins), self.chunk_length, self.action_dim)
-        return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions)
+        logprobs = self.token_logprobs(logits, tokens, temperature)
+        return Acted(tokens, logprobs, actions, [None] * len(tokens))
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter)]

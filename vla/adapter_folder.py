@@ -25,6 +25,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_PROPRIO_FILE = "proprio_projector.safetensors"
 # The base checkpoint's small files that evaluation reads.
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
+# Names of the language model's blocks and token head
+BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
@@ -59,6 +61,14 @@ class StoredAdapter:
     base_fingerprint: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
+
+    def trained_blocks(self, num_blocks: int) -> int | None:
+        """How many of the last of `num_blocks` blocks of the language model it changes; None if also what is below."""
+        matches = [re.match(BLOCK_OR_HEAD, name) for name in self.tensors]
+        if not all(matches):
+            return None
+        first = min(int(match["index"] or num_blocks - 1) for match in matches if match)
+        return num_blocks - first
 
 
 def base_of_adapter(folder: Path) -> str | None:

@@ -7,14 +7,14 @@ modules in the 7B network. In newer versions of peft it means something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from vla.lora import LoraConv2d, LoraLinear
+from vla.lora import FrozenLinear, LoraConv2d, LoraLinear
 
 # The parts of the network that get adapters. The proprio projector gets none, because all its weights are trained.
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")
@@ -94,11 +94,19 @@ class AdaptedLayers:
                 layer.enabled = True
 
 
-def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed: int = 0) -> AdaptedLayers:
+def add_lora(
+    network: nn.Module,
+    rank: int,
+    alpha: int,
+    dtype: torch.dtype,
+    seed: int = 0,
+    frozen_parts: Sequence[str] = (),
+) -> AdaptedLayers:
     """Freeze a network, and put adapters on every linear map and both patch embeddings, even those never computed.
 
-    B is zero. A is drawn from a normal distribution with standard deviation 1 / rank (peft's "gaussian"), on the CPU,
-    so that it is the same on every device. dtype: of the layers' inputs and outputs.
+    The modules `frozen_parts` get none. B is zero. A is drawn from a normal distribution with standard deviation
+    1 / rank (peft's "gaussian"), on the CPU, so that it is the same on every device. dtype: of the layers' inputs and
+    outputs.
     """
     network.requires_grad_(False)
     # This list holds no leaf modules, so that a replaced one is freed at once.
@@ -107,9 +115,16 @@ def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed
         for name, module in network.named_modules()
         if next(module.children(), None) is not None
     ]
+    frozen_prefixes = tuple(f"{part}." for part in frozen_parts)
     for name, parent in parents:
-        if name.split(".")[0] in ADAPTED_PARTS:
-            _adapt_children(parent, rank, alpha, dtype)
+        if f"{name}.".startswith(frozen_prefixes):
+            _replace_children(parent, FrozenLinear, lambda convolution: convolution)
+        elif name.split(".")[0] in ADAPTED_PARTS:
+            _replace_children(
+                parent,
+                lambda bases: LoraLinear(bases, rank, alpha, dtype),
+                lambda convolution: LoraConv2d(convolution, rank, alpha),
+            )
     # The list of layers is kept, because searching all modules takes milliseconds.
     adapters = AdaptedLayers(
         [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
@@ -123,8 +138,12 @@ def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed
     return adapters
 
 
-def _adapt_children(parent: nn.Module, rank: int, alpha: int, dtype: torch.dtype) -> None:
-    """Replace a module's direct linear maps and convolutions by adapted layers, in the same order."""
+def _replace_children(
+    parent: nn.Module,
+    make_linear: Callable[[Sequence[nn.Linear]], nn.Module],
+    make_convolution: Callable[[nn.Conv2d], nn.Module],
+) -> None:
+    """Replace a module's direct linear maps and convolutions by layers of this program, in the same order."""
     old_children = dict(parent.named_children())
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old_children.values()):
         return
@@ -139,12 +158,12 @@ def _adapt_children(parent: nn.Module, rank: int, alpha: int, dtype: torch.dtype
         delattr(parent, child)
         name = fused_names.get(child, child)
         if isinstance(module, nn.Conv2d):
-            new_children[name] = LoraConv2d(module, rank, alpha)
+            new_children[name] = make_convolution(module)
         elif not isinstance(module, nn.Linear):
             new_children[name] = module
         elif name not in new_children:  # a single map, or the first of several that become one layer
             bases = [cast("nn.Linear", old_children[map_name]) for map_name in FUSED_MAPS.get(name, (child,))]
-            new_children[name] = LoraLinear(bases, rank, alpha, dtype)
+            new_children[name] = make_linear(bases)
     for name, module in new_children.items():
         parent.add_module(name, module)
     if next(parent.parameters()).is_cuda:

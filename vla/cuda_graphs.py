@@ -18,7 +18,7 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled a
 # A recording takes GPU memory for its inputs and for every kernel. A small policy of ten tasks makes many, because its
 # batches have many sizes and prompts of several lengths: two such runs once filled the 80 GB of an H100.
 MOST_RECORDINGS = 64
+Part = Literal["forward", "trunk", "top"]  # the network's methods that are recorded
 NetworkArguments = tuple[Any, ...]  # tensors, or None for an argument that is not used
+Outputs = tuple[Any, ...]  # tensors; None for the lengths of a trunk's rows where none is padded
 
 
 @dataclass
@@ -39,23 +41,22 @@ class Recording:
     """A recorded pass and the tensors that it reads and writes."""
 
     arguments: NetworkArguments
-    outputs: tuple[Tensor, Tensor]  # logits (B, A, 256), hidden states (B, A, D)
+    outputs: Outputs
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph | None = None
     output_gradients: tuple[Tensor, ...] = ()
 
-    def replay(self, arguments: NetworkArguments) -> tuple[Tensor, Tensor]:
+    def replay(self, arguments: NetworkArguments) -> Outputs:
         """Run the forward pass on other arguments of the same shapes, and return copies of the outputs."""
         for recorded, new in zip(self.arguments, arguments, strict=True):
             if new is not None:
                 recorded.copy_(new)
         self.forward.replay()
-        logits, hidden = self.outputs
-        return logits.clone(), hidden.clone()
+        return tuple(None if output is None else output.clone() for output in self.outputs)
 
 
 class GraphedNetwork:
-    """Stands in for the network: takes the same arguments and gives the same results, but replays CUDA graphs."""
+    """Stands in for the network, whose parts `forward`, `trunk` and `top` it runs by replaying CUDA graphs."""
 
     def __init__(self, network: OpenVLAOFT):
         self.network = network
@@ -74,30 +75,36 @@ class GraphedNetwork:
             (), device=network.language_model.lm_head.weight.device, requires_grad=True
         )
 
-    def __call__(self, *arguments: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(self, part: Part, *arguments: Tensor | None) -> Outputs:
+        """The results of a part of the network. Its gradient is recorded if gradients are enabled."""
         with_gradient = torch.is_grad_enabled()
-        key = self._key(arguments, with_gradient)
+        key = self._key(part, arguments, with_gradient)
         recording = self._recordings.pop(key, None)
         if recording is None:
             while len(self._recordings) >= MOST_RECORDINGS:
                 least_recently_used = next(iter(self._recordings))
                 del self._recordings[least_recently_used]
             started = time.perf_counter()
-            recording = self._record_with_room(arguments, with_gradient)
+            recording = self._record_with_room(part, arguments, with_gradient)
             kind = "learning" if with_gradient else "deciding"
+            name = kind if part == "forward" else f"{part}, {kind}"
             size = next(len(x) for x in arguments if x is not None)
-            self.first_passes.append(f"{kind} {size} {time.perf_counter() - started:.1f} s")
+            self.first_passes.append(f"{name} {size} {time.perf_counter() - started:.1f} s")
         self._recordings[key] = recording  # at the end, where the recordings used last are
         self.replays += 1
         if with_gradient:
             return _Replay.apply(self._anchor, self, recording, *arguments)
         return recording.replay(arguments)
 
-    def _key(self, arguments: NetworkArguments, with_gradient: bool) -> Hashable:
-        """What a recording depends on: gradient or not, student or teacher, recomputed blocks, and input shapes."""
+    def _key(self, part: Part, arguments: NetworkArguments, with_gradient: bool) -> Hashable:
+        """What a recording depends on: gradient or not, student or teacher, recomputed blocks, and input shapes.
+
+        A trunk is the same for student and teacher.
+        """
         network = self.network
         variant = (network.adapters.enabled, id(network.proprio_projector), network.recomputed_blocks)
-        return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in arguments))
+        shapes = [None if x is None else (x.shape, x.dtype) for x in arguments]
+        return (part, None if part == "trunk" else variant, with_gradient, *shapes)
 
     def drop_recordings(self) -> None:
         """Delete all recordings and free their memory."""
@@ -106,23 +113,24 @@ class GraphedNetwork:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _record_with_room(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
+    def _record_with_room(self, part: Part, arguments: NetworkArguments, with_gradient: bool) -> Recording:
         """Call `_record`, and again without the other recordings if memory runs out. Raises torch.OutOfMemoryError."""
         with suppress(torch.OutOfMemoryError), _as_out_of_memory_error():
-            return self._record(arguments, with_gradient)
+            return self._record(part, arguments, with_gradient)
         # After the `with` block the exception no longer keeps the tensors of the failed attempt alive.
         self.drop_recordings()
         with _as_out_of_memory_error():
-            return self._record(arguments, with_gradient)
+            return self._record(part, arguments, with_gradient)
 
-    def _record(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
+    def _record(self, part: Part, arguments: NetworkArguments, with_gradient: bool) -> Recording:
         """Record a pass for the shapes of `arguments`. Raises torch.OutOfMemoryError."""
         recorded_arguments = tuple(None if x is None else x.clone() for x in arguments)
-        self._warm_up(recorded_arguments, with_gradient)
+        run = getattr(self.network, part)
+        self._warm_up(part, recorded_arguments, with_gradient)
         forward = torch.cuda.CUDAGraph()
         backward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
-            outputs = self.network(*recorded_arguments)
+            outputs = run(*recorded_arguments)
         if not with_gradient:
             return Recording(recorded_arguments, outputs, forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
@@ -130,12 +138,10 @@ class GraphedNetwork:
         with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
-        logits, hidden = outputs
-        return Recording(
-            recorded_arguments, (logits.detach(), hidden.detach()), forward, backward, output_gradients
-        )
+        detached = tuple(output.detach() for output in outputs)
+        return Recording(recorded_arguments, detached, forward, backward, output_gradients)
 
-    def _warm_up(self, arguments: NetworkArguments, with_gradient: bool) -> None:
+    def _warm_up(self, part: Part, arguments: NetworkArguments, with_gradient: bool) -> None:
         """Run passes that are not recorded, to compile kernels and find out which parameters get a gradient.
 
         For a large (compiled) network, a pass with gradient needs much memory besides the recordings, so they are
@@ -147,25 +153,26 @@ class GraphedNetwork:
         # The policy computes a single observation as two.
         batch_sizes = [size for size in recorded_sizes(batch_size) if size > 1] if is_large else [batch_size]
         batches = [tuple(None if x is None else x[:size] for x in arguments) for size in batch_sizes]
-        cold_batches = [batch for batch in batches if self._key(batch, with_gradient) not in self._warm]
+        keys = [self._key(part, batch, with_gradient) for batch in batches]
+        cold_batches = [batch for batch, key in zip(batches, keys, strict=True) if key not in self._warm]
         if is_large and cold_batches:
             self.drop_recordings()
         for batch in cold_batches:
             try:
                 for _ in range(WARM_UP_PASSES):
-                    self._run_once(batch, with_gradient)
+                    self._run_once(part, batch, with_gradient)
             except torch.OutOfMemoryError:
                 # The code compiled last is also used for other shapes, but some of its kernels have not run yet. So all
                 # batches must be warmed up again.
                 self._warm.clear()
                 raise
-            self._warm.add(self._key(batch, with_gradient))
+            self._warm.add(self._key(part, batch, with_gradient))
 
-    def _run_once(self, arguments: NetworkArguments, with_gradient: bool) -> None:
+    def _run_once(self, part: Part, arguments: NetworkArguments, with_gradient: bool) -> None:
         """Run one pass on the stream of the recordings, because a recording may not use the default stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            outputs = self.network(*arguments)
+            outputs = getattr(self.network, part)(*arguments)
             if with_gradient:
                 parameters = [p for p in self.network.parameters() if p.requires_grad]
                 ones = tuple(map(torch.ones_like, outputs))
@@ -212,7 +219,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, network: GraphedNetwork, recording: Recording, *arguments: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Outputs:
         ctx.set_materialize_grads(False)
         ctx.network = network
         ctx.recording = recording

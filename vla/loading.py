@@ -41,6 +41,9 @@ class LoadOptions:
     # Of new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
     lora_rank: int = 16
     lora_alpha: int | None = None
+    # Adapters only in the token head and so many blocks at the language model's end, above a frozen trunk; None: in all
+    # parts. A trained adapter keeps its own number, too.
+    trained_blocks: int | None = None
     seed: int = 0
     # See `choose_device`
     device: str | torch.device = "auto"
@@ -81,6 +84,11 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
             f"{info.statistics_folder}: the statistics {unnorm_key} have actions of {action_dim} numbers, the "
             f"simulator of {options.task_suite} takes {options.action_dim}: use another --checkpoint or --unnorm-key"
         )
+    num_blocks = info.config.llama.num_hidden_layers
+    if options.trained_blocks is not None and options.trained_blocks > num_blocks:
+        raise BadInput(
+            f"--trained-blocks {options.trained_blocks}: the language model of {checkpoint} has {num_blocks} blocks"
+        )
     # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
@@ -117,10 +125,14 @@ def _load_networks(
     if adapter is not None:
         rank = adapter.rank
         alpha = adapter.alpha
+        trained_blocks = adapter.trained_blocks(info.config.llama.num_hidden_layers)
     else:
         rank = options.lora_rank
         alpha = rank if options.lora_alpha is None else options.lora_alpha
-    network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed)
+        trained_blocks = options.trained_blocks
+    if trained_blocks is not None:
+        network.train_last_blocks(trained_blocks)
+    network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
     return network, load_action_head(info, device, dtype)
 
 

@@ -27,6 +27,50 @@ from torch.nn import functional as F
 from vla import eight_bits
 
 
+class FrozenLinear(nn.Module):
+    """One or several linear maps of the same input, without adapters; their weights may have 8 bits."""
+
+    def __init__(self, bases: Sequence[nn.Linear]):
+        super().__init__()
+        self.out_features = [base.out_features for base in bases]
+        self.weight_scale: Tensor | None
+        self.register_buffer("weight_scale", _joined_scales(bases), persistent=False)
+        self.weight = nn.Parameter(_joined_weights(bases, 0), requires_grad=False)
+        self.bias = _joined_biases(bases)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs of all maps, one after the other: x (..., in_features) -> (..., sum of out_features)."""
+        return _frozen_product(x, self.weight, self.weight_scale, self.bias)
+
+
+def _joined_weights(bases: Sequence[nn.Linear], further_columns: int) -> Tensor:
+    """The weights of all maps, one below the other, and columns of zeros after them."""
+    num_rows = sum(base.out_features for base in bases)
+    in_features = bases[0].in_features
+    weight = bases[0].weight.new_zeros(num_rows, in_features + further_columns)
+    torch.cat([base.weight.detach() for base in bases], out=weight[:, :in_features])
+    return weight
+
+
+def _joined_scales(bases: Sequence[nn.Linear]) -> Tensor | None:
+    """The scales of the rows of all maps if their weights have 8 bits."""
+    scales = [cast("Tensor", base.weight_scale) for base in bases if hasattr(base, "weight_scale")]
+    return torch.cat(scales) if scales else None
+
+
+def _joined_biases(bases: Sequence[nn.Linear]) -> nn.Parameter | None:
+    biases = [base.bias.detach() for base in bases if base.bias is not None]
+    return nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+
+
+def _frozen_product(x: Tensor, weight: Tensor, weight_scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """W x + b in the dtype of x; weight_scale: of its rows if W has 8 bits."""
+    if weight_scale is None:
+        return F.linear(x, weight, bias)
+    product = eight_bits.product(x, weight, weight_scale)
+    return (product if bias is None else product + bias).to(x.dtype)
+
+
 class LoraLinear(nn.Module):
     """One or several linear maps of the same input, with an adapter on each."""
 
@@ -47,15 +91,13 @@ class LoraLinear(nn.Module):
         # s B is in the last columns of `weight`, or in `scaled_B` where W has 8 bits. `AdaptedLayers` writes it.
         self.weight_scale: Tensor | None
         self.scaled_B: Tensor | None
-        scales = [cast("Tensor", base.weight_scale) for base in bases if hasattr(base, "weight_scale")]
-        self.register_buffer("weight_scale", torch.cat(scales) if scales else None, persistent=False)
-        scaled_B = torch.zeros(num_rows, num_ranks, dtype=dtype, device=device) if scales else None
+        scales = _joined_scales(bases)
+        self.register_buffer("weight_scale", scales, persistent=False)
+        scaled_B = None if scales is None else torch.zeros(num_rows, num_ranks, dtype=dtype, device=device)
         self.register_buffer("scaled_B", scaled_B, persistent=False)
-        weight = bases[0].weight.new_zeros(num_rows, self.in_features + (0 if scales else num_ranks))
-        torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
+        weight = _joined_weights(bases, num_ranks if scales is None else 0)
         self.weight = nn.Parameter(weight, requires_grad=False)
-        biases = [base.bias.detach() for base in bases if base.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self.bias = _joined_biases(bases)
         self.lora_A = nn.Parameter(torch.zeros(num_ranks, self.in_features, device=device))
         self.lora_B = nn.Parameter(torch.zeros(num_rows, rank, device=device))
         # A in the dtype of the products, written by `AdaptedLayers`. Rounding A in every forward pass would take one
@@ -67,7 +109,7 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of all maps, one after the other: x (..., in_features) -> (..., sum of out_features)."""
         if not self.enabled:
-            return self._base_product(x)
+            return _frozen_product(x, self.weight[:, : self.in_features], self.weight_scale, self.bias)
         rounded_A = self.lora_A if self.rounded_A is None else self.rounded_A
         is_compiled_inference = torch.compiler.is_compiling() and not torch.is_grad_enabled()
         if is_compiled_inference and self.weight_scale is None:
@@ -94,13 +136,6 @@ class LoraLinear(nn.Module):
         extended = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded_A))], dim=-1)
         torch.ops.vla_grpo.append_product(extended, rounded_A)
         return F.linear(extended, self.weight, self.bias)
-
-    def _base_product(self, x: Tensor) -> Tensor:
-        """W x + b, without the adapters."""
-        if self.weight_scale is None:
-            return F.linear(x, self.weight[:, : self.in_features], self.bias)
-        product = eight_bits.product(x, self.weight, self.weight_scale)
-        return (product if self.bias is None else product + self.bias).to(x.dtype)
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
         """`self(x)[..., rows]` in float32, for a map without bias. The frozen product is rounded as in openvla-oft."""

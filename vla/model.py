@@ -9,13 +9,17 @@ because training kept the next-token shift. So those of the first are read at th
 reads are not computed: the last block of each vision transformer is skipped, and Llama's last block runs only at the A
 positions that are read.
 
+The network has two parts. The trunk turns observations into hidden states, the top turns these into logits. By default
+the top is the whole language model. With `train_last_blocks(K)` it begins K blocks before the end, and the trunk is
+frozen: its hidden states for an observation never change, so they can be kept and used again.
+
 Attribute names are those of the reference model, so that checkpoint keys and LoRA targets agree. Source: openvla-oft
 @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -177,16 +181,36 @@ class OpenVLAOFT(nn.Module):
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector: ProprioProjector | None = None
-        blocks = [*self.vision_backbone.computed_blocks, *self.language_model.model.layers]
-        self._block_index = {block: index for index, block in enumerate(blocks)}  # places in the forward pass
-        self.num_blocks = len(blocks)
+        # The number of trained blocks of the language model above a frozen trunk; None: the trunk is trained, too.
+        self.trained_blocks: int | None = None
+        self._first_layer_of_top = 0
+        self._count_blocks([*self.vision_backbone.computed_blocks, *self.language_model.model.layers])
         # How many blocks recompute their activations in the backward pass instead of keeping them. These are the first
-        # ones in the order of the forward pass, so those of the vision transformers come first: they save more memory
-        # for the time that recomputing takes.
+        # in training, in the order of the forward pass, so those of the vision transformers come first: they save more
+        # memory for the time that recomputing takes.
         self.recomputed_blocks = 0
         # The functions that run a block, or their compiled versions
         self._vit_block: Callable[..., Tensor] = vit_block
         self._llama_block: Callable[..., Tensor] = llama_block
+
+    def train_last_blocks(self, count: int) -> None:
+        """Freeze the trunk: all that comes before the last `count` blocks of the language model."""
+        layers = self.language_model.model.layers
+        self.trained_blocks = count
+        self._first_layer_of_top = len(layers) - count
+        self._count_blocks(layers[self._first_layer_of_top :])
+
+    def frozen_parts(self) -> list[str]:
+        """The names of the modules that a frozen trunk consists of; none if the trunk is trained, too."""
+        if self.trained_blocks is None:
+            return []
+        layers = [f"language_model.model.layers.{index}" for index in range(self._first_layer_of_top)]
+        return ["vision_backbone", "projector", *layers]
+
+    def _count_blocks(self, trained: Iterable[nn.Module]) -> None:
+        """Set `num_blocks`, the number of the blocks in training, and their places in the forward pass."""
+        self._block_index = {block: index for index, block in enumerate(trained)}
+        self.num_blocks = len(self._block_index)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -219,17 +243,31 @@ class OpenVLAOFT(nn.Module):
         pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), None if no
         prompt is padded; proprio (B, proprio_dim) normalised, None without a proprio projector.
         """
-        embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
-        first_output = self.first_output_position(embeddings, prompt_ids, prompt_lengths)
-        hidden = self.run_language_model(embeddings, is_real, first_output)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trained_blocks is None):
+            hidden, lengths = self.trunk(pixel_values, prompt_ids, prompt_lengths, proprio)
+        return self.top(hidden, lengths)
+
+    def trunk(
+        self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The hidden states (B, S, D) that enter the top, and the lengths (B,) of their rows without padding.
+
+        The lengths are None if no row is padded. The arguments are those of `forward`.
+        """
+        embeddings, lengths = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
+        return self.run_layers(embeddings, lengths, end=self._first_layer_of_top), lengths
+
+    def top(self, hidden: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `forward` returns, from what `trunk` returns."""
+        positions = self.output_positions(hidden, lengths)
+        hidden = self.run_layers(hidden, lengths, positions, first=self._first_layer_of_top)
+        hidden = self.language_model.model.norm(hidden)
         return self.action_logits(hidden), hidden
 
     def embed(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The language model's input (B, S, D), and a mask (B, S) that is True where it is not padding.
-
-        The mask is None if no prompt is padded.
+        """The language model's input (B, S, D), and the lengths (B,) of its rows; None if no prompt is padded.
 
         Worked example of the text for A = 2 and prompts of lengths (3, 2):
 
@@ -244,42 +282,47 @@ class OpenVLAOFT(nn.Module):
             parts.append(token[:, None].to(self.dtype))
         num_actions = self.num_action_tokens
         ids = F.pad(prompt_ids, (0, num_actions + 1), value=PAD_ID)
-        offset = torch.arange(ids.shape[1], device=ids.device) - _lengths(prompt_ids, prompt_lengths)[:, None]
+        longest = prompt_ids.shape[1]
+        end_of_prompt = longest if prompt_lengths is None else prompt_lengths[:, None]
+        offset = torch.arange(ids.shape[1], device=ids.device)[None] - end_of_prompt
         text = self.language_model.model.embed_tokens(ids.masked_fill(offset == num_actions, EOS_ID))
         text = text.masked_fill(((offset >= 0) & (offset < num_actions))[..., None], 0.0)
         embeddings = torch.cat([text[:, :1], *parts, text[:, 1:]], dim=1)
         if prompt_lengths is None:
             return embeddings, None
-        return embeddings, F.pad(offset <= num_actions, (embeddings.shape[1] - text.shape[1], 0), value=True)
+        return embeddings, prompt_lengths + (embeddings.shape[1] - longest)
 
-    def first_output_position(
-        self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None
+    def output_positions(self, hidden: Tensor, lengths: Tensor | None) -> Tensor:
+        """The positions (B, A) int64 whose outputs give the action tokens; the first is the last prompt token's."""
+        batch, longest, _ = hidden.shape
+        ends = hidden.new_full((batch,), longest, dtype=torch.int64) if lengths is None else lengths
+        num_actions = self.num_action_tokens
+        first = ends - (num_actions + 2)  # after it come A zero vectors and </s>
+        return first[:, None] + torch.arange(num_actions, device=hidden.device)
+
+    def run_layers(
+        self,
+        hidden: Tensor,
+        lengths: Tensor | None,
+        positions: Tensor | None = None,
+        first: int = 0,
+        end: int | None = None,
     ) -> Tensor:
-        """The position in the input, (B,) int64, whose output gives the first action token: the last prompt token's."""
-        num_inserted = embeddings.shape[1] - (prompt_ids.shape[1] + self.num_action_tokens + 1)
-        return num_inserted + _lengths(prompt_ids, prompt_lengths) - 1
+        """Run the language model's blocks from `first` to `end`: (B, S, D) -> (B, S, D).
 
-    def run_language_model(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
-        """Returns hidden states (B, A, D) after the final norm, at A positions.
-
-        embeddings (B, S, D) and is_real (B, S) as `embed` returns them. first_output (B,) int64: the first of the A
-        positions of each row.
+        lengths (B,): of the rows without padding; None if there is none. positions (B, A): what the last of all blocks
+        computes, (B, A, D), because nobody reads its other outputs.
         """
         llama = self.language_model.model
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
-        position_ids = torch.arange(embeddings.shape[1], device=embeddings.device)[None]
-        cos, sin = llama.rotary_emb(embeddings, position_ids=position_ids)
+        position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        cos, sin = llama.rotary_emb(hidden, position_ids=position_ids)
         # Without padding there is no mask, so that SDPA uses its fastest kernel, as the reference does.
-        mask = None if is_real is None else is_real[:, None, None, :]
-        output_positions = first_output[:, None] + torch.arange(
-            self.num_action_tokens, device=embeddings.device
-        )
-        hidden = embeddings
-        for layer in llama.layers:
-            # The output of the last layer is read at these positions only.
-            positions = output_positions if layer is llama.layers[-1] else None
-            hidden = self.run_block(layer, hidden, mask, cos, sin, positions)
-        return llama.norm(hidden)
+        mask = None if lengths is None else (position_ids < lengths[:, None])[:, None, None, :]
+        for layer in llama.layers[first:end]:
+            read_positions = positions if layer is llama.layers[-1] else None
+            hidden = self.run_block(layer, hidden, mask, cos, sin, read_positions)
+        return hidden
 
     def run_block(self, block: nn.Module, *arguments: Tensor | None) -> Tensor:
         """Run a block with the arguments of `llama_block` or `vit_block`, and keep or recompute its activations."""
@@ -288,7 +331,7 @@ class OpenVLAOFT(nn.Module):
             for argument in arguments:
                 if argument is not None:
                     torch._dynamo.maybe_mark_dynamic(argument, 0)  # the batch size
-        if self._block_index[block] < self.recomputed_blocks and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self._block_index[block] < self.recomputed_blocks:
             return checkpoint(forward, block, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(block, *arguments)
 
@@ -304,10 +347,3 @@ class OpenVLAOFT(nn.Module):
         if isinstance(head, LoraLinear):
             return head.rows(hidden, ACTION_ROWS)
         return F.linear(hidden, head.weight[ACTION_ROWS]).float()
-
-
-def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
-    """The length of each prompt, (B,); all are P where `prompt_lengths` is None."""
-    if prompt_lengths is not None:
-        return prompt_lengths
-    return prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1])

@@ -11,9 +11,9 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from contracts import BadInput, Observation
 from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import inspect_checkpoint
-from vla.cuda_graphs import GraphedNetwork
+from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, same_actions, same_statistics, unnormalise
 from vla.eight_bits import FORMATS
+from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
 from vla.preprocessing import Inputs
 from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters
@@ -56,6 +57,8 @@ class Acted:
     tokens: Tensor  # (B, A) int64, ids 31744..31999; A = chunk_length * action_dim, time-major
     logprobs: Tensor  # (B, A) float32, the tokens' log-probs at the given temperature
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
+    # What a frozen trunk computed, for `Policy.chunk_logits`; None where all is trained, or where it is not kept
+    kept: KeptStates
 
 
 class Policy:
@@ -82,12 +85,14 @@ class Policy:
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
         self._teacher: WithoutAdapters | SwappedAdapter | SecondNetwork[Policy] = WithoutAdapters(network)
-        if network.proprio_projector is not None:
+        # Where a frozen trunk's hidden states are kept; None: nowhere. `vla.memory` chooses.
+        self.kept_on: torch.device | None = self.device
+        if network.proprio_projector is not None and network.trained_blocks is None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         uses_graphs = compile != "off" and self.device.type == "cuda"
         is_compiled = compile == "on" or (uses_graphs and self._num_frozen >= WORTH_COMPILING)
-        self._forward = GraphedNetwork(network) if uses_graphs else network
+        self._graphs = GraphedNetwork(network) if uses_graphs else None
         if is_compiled:
             network.compile_blocks()
         # Whether the passes of an update should have few different sizes (`vla.pass_sizes`)
@@ -112,8 +117,9 @@ class Policy:
         mode: Mode = "greedy",
         temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
+        kept: KeptStates | None = None,
     ) -> Acted:
-        """Decide one chunk per observation.
+        """Decide one chunk per observation. kept: see `chunk_logits`.
 
         greedy: argmax over the 256 action tokens. median: the token at which their cumulative probability reaches one
         half. sample: one draw per position from softmax(logits / temperature);
@@ -121,7 +127,9 @@ class Policy:
         regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits;
         ValueError for another mode.
         """
-        logits, hidden = self.chunk_outputs(observations)
+        self.network.adapters.refresh()
+        states = self._trunk(observations, kept)
+        logits, hidden = self._top(observations, states)
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "median":
@@ -141,20 +149,65 @@ class Policy:
                 "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
                 "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
-        return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
+        actions = self.actions(tokens.cpu().numpy())
+        if kept is None:
+            kept = self._keep(states, len(observations))
+        return Acted(tokens.cpu(), logprobs, actions, kept)
 
-    def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
-        """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v."""
-        return self.chunk_outputs(observations)[0]
+    def chunk_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
+        """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v.
 
-    def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        kept: what a frozen trunk has computed for these observations when the policy acted (`Acted.kept`).
+        """
+        return self.chunk_outputs(observations, kept)[0]
+
+    def chunk_outputs(
+        self, observations: Sequence[Observation], kept: KeptStates | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the last hidden states (B, A, D) from which they are computed; with gradient."""
         self.network.adapters.refresh()
         # A batch of 1 would be compiled by itself, which takes a minute. Updates rarely have one: it is computed twice.
-        is_single = len(observations) == 1 and self.network.is_compiled and torch.is_grad_enabled()
-        computed = list(observations) * 2 if is_single else observations
-        logits, hidden = self._forward(*self.model_inputs(computed))
+        copies = 2 if len(observations) == 1 and self.network.is_compiled and torch.is_grad_enabled() else 1
+        computed = list(observations) * copies
+        states = self._trunk(computed, None if kept is None else list(kept) * copies)
+        logits, hidden = self._top(computed, states)
         return logits[: len(observations)], hidden[: len(observations)]
+
+    @torch.no_grad()
+    def _trunk(
+        self, observations: Sequence[Observation], kept: KeptStates | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """What a frozen trunk computes, hidden states (B, S, D) and lengths (B,); None if the trunk is trained, too.
+
+        Only the rows that are not in `kept` are computed.
+        """
+        if self.network.trained_blocks is None:
+            return None
+        known: KeptStates = [None] * len(observations) if kept is None else kept
+        missing = [one for one, row in zip(observations, known, strict=True) if row is None]
+        if len(missing) == len(known):
+            return self._run("trunk", *self.model_inputs(missing))
+        computed = iter(split_rows(*self._run("trunk", *self.model_inputs(missing))) if missing else [])
+        rows = [next(computed) if row is None else row for row in known]
+        return join_rows(rows, self.model_inputs.prompt_length(observations[0]), self.device)
+
+    def _top(
+        self, observations: Sequence[Observation], states: tuple[Tensor, Tensor | None] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and last hidden states; from the observations themselves where there is no frozen trunk."""
+        if states is None:
+            return self._run("forward", *self.model_inputs(observations))
+        return self._run("top", *states)
+
+    def _keep(self, states: tuple[Tensor, Tensor | None] | None, count: int) -> KeptStates:
+        """Copies of the rows of what `_trunk` has computed for `count` observations, where they are to be kept."""
+        return [None] * count if states is None else store(split_rows(*states), self.kept_on)
+
+    def _run(self, part: Part, *arguments: Tensor | None) -> Any:
+        """The results of the network's method `part`."""
+        if self._graphs is not None:
+            return self._graphs.run(part, *arguments)
+        return getattr(self.network, part)(*arguments)
 
     def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the log-sum-exp of the logits of all other token ids, (B, A); with gradient."""
@@ -183,21 +236,32 @@ class Policy:
         with self._teacher.acting(self) as teacher:
             yield teacher
 
-    def act_as_teacher(self, observations: Sequence[Observation], mode: Mode = "greedy") -> Acted:
+    def act_as_teacher(
+        self, observations: Sequence[Observation], mode: Mode = "greedy", kept: KeptStates | None = None
+    ) -> Acted:
         """The teacher's decisions, in this policy's tokens, with the log-probs of the teacher's own tokens.
+
+        kept: this policy's, see `chunk_logits`. Its frozen trunk is the teacher's, too, unless that is another network.
 
         The two are the same unless the teacher's statistics differ: then its tokens mean other actions, and are
         replaced by this policy's tokens for the nearest actions.
         """
         with self.teacher() as teacher:
-            acted = teacher.act(observations, mode)
+            if teacher is self:
+                return self.act(observations, mode, kept=kept)
+            acted = replace(teacher.act(observations, mode), kept=[None] * len(observations))
         students_units = self.statistics.action
         teachers_units = teacher.statistics.action
         if same_actions(students_units, teachers_units):
             return acted
         chunks = acted.tokens.numpy().reshape(len(observations), self.chunk_length, self.action_dim)
         tokens = translate(chunks, teachers_units, students_units).reshape(len(observations), -1)
-        return Acted(torch.from_numpy(tokens), acted.logprobs, self.actions(tokens))
+        return replace(acted, tokens=torch.from_numpy(tokens), actions=self.actions(tokens))
+
+    def teacher_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
+        """`chunk_logits` of the teacher. kept: this policy's, see `act_as_teacher`."""
+        with self.teacher() as teacher:
+            return teacher.chunk_logits(observations, kept if teacher is self else None)
 
     def equals_teacher(self) -> bool:
         """Whether this policy has not been trained away from its teacher, so that both decide the same greedily."""
@@ -222,6 +286,10 @@ class Policy:
         layers = self.network.adapters
         expected = (self.base_fingerprint, layers.rank, layers.alpha)
         if (adapter.base_fingerprint, adapter.rank, adapter.alpha) != expected:
+            return False
+        if (
+            not adapter.tensors.keys() <= layers.named_matrices().keys()
+        ):  # it has trained this policy's frozen trunk
             return False
         statistics = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder).statistics.get(
             self.unnorm_key
@@ -294,7 +362,7 @@ class Policy:
         """(Name, value) rows of the table that is shown at the start of a run."""
         num_trainable = sum(p.numel() for _, p in self._trainable)
         network = self.network
-        first_passes = getattr(self._forward, "first_passes", [])
+        first_passes = [] if self._graphs is None else self._graphs.first_passes
         rows = [
             ("checkpoint", self.base_model),
             ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
@@ -306,6 +374,12 @@ class Policy:
             ("recomputed", f"{network.recomputed_blocks} of {network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
         ]
+        if network.trained_blocks is not None:
+            place = "nowhere" if self.kept_on is None else f"on {self.kept_on}"
+            text = (
+                f"frozen below the last {network.trained_blocks} blocks; its hidden states are kept {place}"
+            )
+            rows.append(("trunk", text))
         return [*rows, ("recorded", ", ".join(first_passes))] if first_passes else rows
 
 

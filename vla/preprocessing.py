@@ -107,6 +107,10 @@ class Inputs:
             lengths = send(lengths, self.device)
         return pixels, send(ids, self.device), lengths, self._proprio(observations)
 
+    def prompt_length(self, observation: Observation) -> int:
+        """How many token ids the prompt has."""
+        return len(self._prompt_ids(observation.instruction))
+
     def images_of(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
         images = observation.images[: self.num_images]

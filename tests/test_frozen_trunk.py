@@ -1,0 +1,234 @@
+"""Adapters in the last blocks alone: what the frozen trunk below them computed is kept, and changes no number."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from peft import PeftModel
+
+from contracts import BadInput, Observation
+from tests.small_checkpoint import (
+    load_policy,
+    load_small_network,
+    network_inputs,
+    train_a_little,
+)
+from vla.adapter_folder import read_adapter
+from vla.merge import merge
+from vla.model import ACTION_ROWS
+from vla.preprocessing import synthetic_observations
+
+NUM_BLOCKS = 3  # of the small checkpoint's language model
+blocks = pytest.mark.parametrize("trained_blocks", [1, 2, NUM_BLOCKS])
+
+
+@pytest.fixture(scope="module")
+def observations(small) -> list[Observation]:
+    """Instructions of different lengths, so that the batch is padded."""
+    instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
+    plain = synthetic_observations(2, load_policy(small).statistics.proprio, count=3)
+    return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
+
+
+def trained_policy(folder, trained_blocks, **options):
+    policy = load_policy(folder, trained_blocks=trained_blocks, **options)
+    train_a_little(policy)
+    return policy
+
+
+# What is computed
+
+
+@blocks
+def test_log_probs_from_kept_states_are_those_of_the_whole_network_to_the_bit(
+    small, observations, trained_blocks
+):
+    policy = trained_policy(small, trained_blocks)
+    generators = [torch.Generator().manual_seed(i) for i in range(3)]
+    acted = policy.act(observations, "sample", 1.6, generators)
+    whole, _ = policy.network(*policy.model_inputs(observations))
+    for logits in (
+        whole,
+        policy.chunk_logits(observations),
+        policy.chunk_logits(observations, acted.kept),
+    ):
+        assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.6).detach(), acted.logprobs)
+    # Rows that were not kept are computed in another batch.
+    torch.testing.assert_close(policy.chunk_logits(observations, [acted.kept[0], None, None]), whole)
+
+
+@blocks
+def test_each_row_is_kept_without_padding_and_without_the_rest_of_its_batch(
+    small, observations, trained_blocks
+):
+    policy = trained_policy(small, trained_blocks)
+    together = policy.act(observations).kept
+    for observation, row in zip(observations, together, strict=True):
+        (alone,) = policy.act([observation]).kept
+        assert row.untyped_storage().nbytes() == row.nbytes
+        torch.testing.assert_close(alone, row)
+
+
+@blocks
+def test_gradients_are_those_of_the_whole_network_without_the_lower_adapters(
+    small, observations, trained_blocks
+):
+    policy = trained_policy(small, trained_blocks)
+    whole = load_policy(small)
+    matrices = policy.network.adapters.named_matrices()
+    with torch.no_grad():
+        for name, matrix in whole.network.adapters.named_matrices().items():
+            matrix.copy_(matrices.get(name, torch.zeros_like(matrix)))
+    kept = policy.act(observations).kept
+    gradients = []
+    for one, states in ((policy, kept), (whole, None)):
+        logits = one.chunk_logits(observations, states)
+        logits.log_softmax(-1)[..., 7].sum().backward()
+        gradients.append({name: p.grad for name, p in one.named_trainable_parameters() if p.grad is not None})
+    top, everything = gradients
+    # The projections of the first trained block read the last frozen hidden states, so nothing is left out.
+    assert top.keys() == dict(policy.named_trainable_parameters()).keys()
+    for name, gradient in top.items():
+        torch.testing.assert_close(gradient, everything[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_learns_is_in_the_last_blocks_and_the_token_head(small):
+    policy = load_policy(small, trained_blocks=2)
+    maps = {
+        name.removesuffix(".lora_A").removesuffix(".lora_B")
+        for name in policy.network.adapters.named_matrices()
+    }
+    assert len(maps) == 2 * 7 + 1
+    assert {".".join(name.split(".")[:4]) for name in maps} == {
+        "language_model.model.layers.1",
+        "language_model.model.layers.2",
+        "language_model.lm_head",
+    }
+    trainable = [name for name, p in policy.network.named_parameters() if p.requires_grad]
+    assert [name for name, _ in policy.named_trainable_parameters()] == trainable
+    assert all(".lora_" in name for name in trainable)  # the proprio projector is below the trunk's end
+
+
+def test_compiled_blocks_and_recomputed_ones_change_nothing(small, observations, monkeypatch):
+    policy = trained_policy(small, 2)
+    kept = policy.act(observations).kept
+
+    def outputs() -> list[torch.Tensor]:
+        policy.network.zero_grad()
+        logits = policy.chunk_logits(observations, kept)
+        logits.logsumexp(-1).sum().backward()
+        gradients = [p.grad.clone() for _, p in policy.named_trainable_parameters()]
+        return [logits, policy.act(observations).logprobs, *gradients]
+
+    eager = outputs()
+    assert policy.network.num_blocks == 2
+    policy.network.recompute_everything()
+    assert all(map(torch.equal, outputs(), eager))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    policy.network.compile_blocks()
+    torch.testing.assert_close(outputs(), eager)
+
+
+@pytest.mark.parametrize("frozen_weights", ["bf16", "int8"])
+def test_states_are_kept_in_the_dtype_in_which_they_are_computed(small, observations, frozen_weights):
+    policy = trained_policy(small, 1, frozen_weights=frozen_weights)
+    acted = policy.act(observations)
+    dtype = torch.bfloat16 if frozen_weights == "bf16" else torch.float32
+    assert {row.dtype for row in acted.kept} == {dtype}
+    logits = policy.chunk_logits(observations, acted.kept)
+    assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.0).detach(), acted.logprobs)
+
+
+def test_states_that_are_not_kept_are_computed_again(small, observations):
+    policy = trained_policy(small, 1)
+    policy.kept_on = None
+    acted = policy.act(observations)
+    assert list(acted.kept) == [None] * 3
+    logits = policy.chunk_logits(observations, acted.kept)
+    assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.0).detach(), acted.logprobs)
+
+
+# The teacher
+
+
+@pytest.mark.parametrize("mode", ["greedy", "median", "l1"])
+def test_teacher_and_student_share_the_trunk(small, observations, mode):
+    policy = trained_policy(small, 2)
+    kept = policy.act(observations).kept
+    pretrained = load_policy(small, trained_blocks=2)
+    by_teacher = policy.act_as_teacher(observations, mode, kept)
+    assert torch.equal(by_teacher.tokens, pretrained.act(observations, mode).tokens)
+    assert torch.equal(by_teacher.logprobs, policy.act_as_teacher(observations, mode).logprobs)
+    assert torch.equal(policy.teacher_logits(observations, kept), pretrained.chunk_logits(observations))
+    assert not policy.equals_teacher()
+    assert pretrained.equals_teacher()
+
+
+def test_another_network_as_teacher_computes_its_own_states(small, observations):
+    policy = trained_policy(small, 2)
+    teacher = load_policy(small)
+    train_a_little(teacher)
+    policy.use_teacher(teacher)
+    kept = policy.act(observations).kept
+    acted = policy.act_as_teacher(observations, "greedy", kept)
+    assert torch.equal(acted.tokens, teacher.act(observations).tokens)
+    assert list(acted.kept) == [None] * 3
+    assert torch.equal(policy.teacher_logits(observations, kept), teacher.chunk_logits(observations))
+
+
+def test_an_adapter_below_the_trunks_end_teaches_as_another_network_only(small, tmp_path):
+    for trained_blocks, folder in ((None, tmp_path / "all"), (1, tmp_path / "last")):
+        trained_policy(small, trained_blocks).save_adapter(folder)
+    policy = load_policy(small, trained_blocks=2)
+    assert not policy.use_teacher_adapter(str(tmp_path / "all"))
+    assert policy.use_teacher_adapter(str(tmp_path / "last"))
+
+
+# Files
+
+
+@blocks
+def test_a_saved_adapter_keeps_its_number_of_blocks(small, observations, tmp_path, trained_blocks):
+    policy = trained_policy(small, trained_blocks)
+    policy.save_adapter(tmp_path)
+    loaded = load_policy(tmp_path)
+    assert read_adapter(tmp_path).trained_blocks(NUM_BLOCKS) == trained_blocks
+    assert loaded.network.trained_blocks == trained_blocks
+    assert torch.equal(loaded.chunk_logits(observations), policy.chunk_logits(observations))
+    whole = load_policy(small)
+    whole.load_adapter(tmp_path)
+    torch.testing.assert_close(whole.chunk_logits(observations), policy.chunk_logits(observations))
+
+
+def test_an_adapter_of_all_parts_does_not_fit_above_a_frozen_trunk(small, tmp_path):
+    trained_policy(small, None).save_adapter(tmp_path)
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        load_policy(small, trained_blocks=2).load_adapter(tmp_path)
+
+
+def test_peft_reads_the_adapter(small_one_image, tmp_path):
+    policy = trained_policy(small_one_image, 2)
+    policy.save_adapter(tmp_path)
+    base = load_small_network(small_one_image)
+    by_peft = PeftModel.from_pretrained(base, str(tmp_path))
+    inputs = network_inputs()
+    with torch.no_grad():
+        logits, hidden = policy.network(*inputs)
+        torch.testing.assert_close(by_peft(*inputs)[1], hidden)
+        torch.testing.assert_close(base.language_model.lm_head(hidden).float()[..., ACTION_ROWS], logits)
+
+
+def test_the_adapter_is_merged_into_its_base(small, observations, tmp_path):
+    policy = trained_policy(small, 1)
+    policy.save_adapter(tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "merged")
+    merged = load_policy(tmp_path / "merged")
+    torch.testing.assert_close(
+        merged.chunk_logits(observations), policy.chunk_logits(observations), rtol=0, atol=1e-4
+    )
+
+
+def test_more_blocks_than_there_are_is_refused(small):
+    with pytest.raises(BadInput, match="--trained-blocks 4"):
+        load_policy(small, trained_blocks=NUM_BLOCKS + 1)
