@@ -42,7 +42,7 @@ from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput, read_json
 from envs.machine import usable_cores
 
-MOVED = "--perturb position --magnitudes 1 2 3 4"
+MOVED = "--move-objects 2 4 6 8"  # cm
 SPATIAL = f"--task-ids 0 {MOVED}"
 # Folder of demonstrations -> flags of workshop.demos.
 DEMONSTRATIONS = {
