@@ -1,4 +1,4 @@
-"""Write one compact file of an experiment from its run folders and results files; prints its size.
+"""Write one compact file of an experiment from its run folders and results files, and print its size.
 
     python -m benchmarks.collect docs/results/NAME.json RUN ... [--results FILE ...] [--note TEXT]
 
@@ -7,9 +7,10 @@ their start. docs/results/README.md explains the fields. benchmarks.plot and ben
 """
 
 import json
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +33,6 @@ UPDATE_FIELDS = (
     "time/update",
     "system/gpu_mem_gb",
 )
-RATES = {
-    "teacher": "eval/teacher_success",
-    "greedy": "eval/student_success",
-    "sampled": "eval/student_sampled_success",
-}
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,9 @@ def main(argv: Sequence[str]) -> None:
     experiment = {
         "note": args.note,
         "runs": [collect_run(folder) for folder in args.runs],
-        "results": [collect_results(path) for path in args.results],
+        "results": [collect_results(path, args.runs) for path in args.results],
     }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(experiment, separators=(",", ":")) + "\n")
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
 
@@ -68,48 +65,59 @@ def collect_run(folder: Path) -> dict[str, object]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if "rollout/success_rate" in row]
     fields = [name for name in UPDATE_FIELDS if any(name in row for row in updates)]
+    evaluations = {int(re.sub(r"\D", "", path.stem)): path for path in folder.glob("evaluations/step_*.json")}
     return {
-        "run": folder.name,
         "seed": description["config"]["run"]["seed"],
-        "temperature": description["config"]["rollout"]["temperature"],
         "argv": description["argv"],
         "commit": description["git"].get("commit"),
         "machine": description["machine"],
         "updates": {name: [rounded(row.get(name)) for row in updates] for name in fields},
-        "evaluations": [collect_evaluation(row) for row in rows if RATES["greedy"] in row],
+        "evaluations": [
+            {"global_step": step, "successes": successes_by_player(json.loads(path.read_text()))}
+            for step, path in sorted(evaluations.items())
+        ],
     }
 
 
-def collect_evaluation(row: dict[str, float]) -> dict[str, float | None]:
-    """When an evaluation was, its number of episodes, and the successes of whoever played."""
-    evaluation = {"global_step": row["global_step"], "episodes": row[f"{RATES['greedy']}_n"]}
-    for name, metric in RATES.items():
-        if metric in row:
-            evaluation[name] = rounded(row[metric])
-    return evaluation
-
-
-def collect_results(path: Path) -> dict[str, object]:
-    """How a checkpoint was played, and the success of every episode: a string of 0 and 1 for each task."""
+def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
+    """How a checkpoint was played, and the success of every episode. `seed`: that of its run; None for another."""
     results = json.loads(path.read_text())
-    settings = results["settings"]
-    outcomes = defaultdict(dict)
-    for episode in results["episodes"]:
-        task = f"{episode['task_suite']} {episode['task_id']}"
-        if settings.get("init_states") == "fresh":
-            task += " fresh"
-        outcomes[task][episode["init_state_id"], episode["repeat"]] = episode["success"]
+    checkpoint = results["settings"]["checkpoint"]
+    seeds = [
+        json.loads((run / "config.json").read_text())["config"]["run"]["seed"]
+        for run in runs
+        if run.name in Path(checkpoint).parts
+    ]
     return {
-        "checkpoint": settings["checkpoint"],
-        "mode": settings["mode"],
-        "temperature": settings["temperature"],
-        "commit": results["git"].get("commit"),
-        "machine": results["machine"],
-        "successes": {
-            task: "".join(str(int(states[state])) for state in sorted(states))
-            for task, states in outcomes.items()
-        },
+        "checkpoint": checkpoint,
+        "seed": seeds[0] if seeds else None,
+        "argv": results["provenance"]["argv"],
+        "commit": results["provenance"]["git"].get("commit"),
+        "machine": results["provenance"]["machine"],
+        "successes": successes_by_player(results),
     }
+
+
+def successes_by_player(results: dict) -> dict[str, dict[str, str]]:
+    """Player (teacher, or the mode of a student) -> task -> a string of 0 and 1 in the order of the initial states."""
+    outcomes: dict[str, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
+    for episode in results["episodes"]:
+        player = "teacher" if episode["actor"] == "teacher" else episode["mode"]
+        task = f"{episode['task_suite']} {episode['task_id']}{' fresh' if episode['fresh'] else ''}"
+        outcomes[player][task][episode["init_state_id"], episode["repeat"]] = episode["success"]
+    return {
+        player: {
+            task: "".join(str(int(states[state])) for state in sorted(states))
+            for task, states in tasks.items()
+        }
+        for player, tasks in outcomes.items()
+    }
+
+
+def share(tasks: Mapping[str, str]) -> float:
+    """Share of the episodes of all tasks that succeeded."""
+    outcomes = "".join(tasks.values())
+    return outcomes.count("1") / len(outcomes)
 
 
 def rounded(value: float | None) -> float | None:

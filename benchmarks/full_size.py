@@ -184,7 +184,7 @@ def grown_head(
     num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
     with generator.device:
         large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
-    grow_action_head(small, large, llm_repeats)
+    grow_action_head(small, large)
     add_noise(large, noise, generator)
     return large.to(torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""Print milliseconds and memory of the 7B network on one GPU: decisions, samples of updates, an optimizer step.
+"""Print milliseconds and memory of the 7B network on one GPU: decisions and samples of updates.
 
     python -m benchmarks.gpu --folder FULL [--memory-gib 24] [--frozen-weights bf16 int8] [--budgets-gib 16 24 48 80]
 
@@ -20,12 +20,11 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from command_line import main_guard, parse_flags
 from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
-from vla.loading import Compile, FrozenWeights, LoadOptions
+from vla.loading import FrozenWeights, LoadOptions
 from vla.memory import plan_update
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
@@ -33,7 +32,6 @@ from vla.tokens import FIRST_ACTION_TOKEN
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
 PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
-AGREEMENT_OBSERVATIONS = 16
 INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
 
@@ -52,8 +50,6 @@ class Args:
     """Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2."""
     budgets_gib: tuple[float, ...] = ()
     """Values of --memory-budget for which a run's plan, rate and peak memory are shown, too."""
-    agreement: bool = False
-    """Also compare compiled passes with plain ones in float32, which take 30 GB."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +95,12 @@ def main(argv: Sequence[str]) -> None:
         print(f"frozen weights: {weights}", flush=True)
         measure_deciding(args, weights, meter)
         measure_updates(args, weights, meter)
-        measure_optimizer(args, weights)
         for budget_gib in args.budgets_gib:
             measure_budget(args.folder, budget_gib, weights, meter)
-    if args.agreement:
-        measure_agreement(args.folder, args.frozen_weights)
 
 
-def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile: Compile = "on") -> Policy:
-    """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator (None: no limit)."""
+def load(folder: Path, memory_gib: float, weights: FrozenWeights) -> Policy:
+    """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -116,7 +109,7 @@ def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile
         device="cuda",
         memory_budget=memory_gib,
         frozen_weights=weights,
-        compile=compile,
+        compile="on",
     )
     return Policy.load(str(folder), options)
 
@@ -163,28 +156,6 @@ def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter
     meter.report(name, micro_batch_size, update, PASSES_TO_LEARN)
 
 
-def measure_optimizer(args: Args, weights: FrozenWeights) -> None:
-    """Measure an optimizer step of two samples.
-
-    It consists of forward and backward pass, AdamW, and the update of the copies of adapters that the matrix products
-    with frozen weights keep.
-    """
-    policy = load(args.folder, args.memory_gib, weights)
-    observations = make_observations(policy, 2)
-    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-15, fused=True)
-    policy.watch(optimizer)
-
-    def step() -> None:
-        learn_from(policy, observations)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    torch.cuda.reset_peak_memory_stats()
-    step_s = median_seconds(step, args.repeats)
-    print(f"optimizer step of 2 samples: {1e3 * step_s:.1f} ms, peak {peak_gib():.2f} GiB", flush=True)
-
-
 def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, meter: Meter) -> None:
     """Print the plan that a run with this --memory-budget would choose, and measure its update under that limit."""
     policy = load(folder, budget_gib, weights)
@@ -195,37 +166,6 @@ def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, mete
         return
     recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
     report_update(policy, f"{budget_gib:g} GiB, {recomputed}", plan.micro_batch_size, meter)
-
-
-def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
-    """Compare greedy tokens and log-probs of compiled passes with those of plain passes in float32."""
-    policy = load(folder, None, "float32", compile="off")
-    observations = make_observations(policy, AGREEMENT_OBSERVATIONS)
-    with torch.no_grad():
-        exact = chunk_logits(policy, observations, 1)
-    del policy  # the next one may need its memory
-    for weights in formats:
-        policy = load(folder, None, weights)
-        acted = policy.act(observations)
-        learning = policy.token_logprobs(chunk_logits(policy, observations, 2), acted.tokens, 1.0)
-        share = (acted.tokens == exact.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
-        differences = (acted.logprobs - policy.token_logprobs(exact, acted.tokens, 1.0)).abs()
-        ratio_error = ((learning - acted.logprobs).exp() - 1).abs().mean()
-        print(
-            f"compiled {weights} beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
-            f"{differences.mean():.4f} on average, {differences.max():.4f} at most; learning beside acting: mean "
-            f"|ratio - 1| of tokens {ratio_error:.4f}"
-        )
-        del policy
-
-
-def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> Tensor:
-    """Logits (N, A, 256) on the CPU, computed for `micro_batch_size` observations at a time."""
-    parts = []
-    for start in range(0, len(observations), micro_batch_size):
-        logits = policy.chunk_logits(observations[start : start + micro_batch_size])
-        parts.append(logits.detach().cpu())
-    return torch.cat(parts)
 
 
 def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:

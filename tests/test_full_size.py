@@ -10,7 +10,6 @@ from benchmarks.full_size import CONFIG, build_on_meta, write_grown
 from benchmarks.growing import check_sizes
 from contracts import BadInput, read_json, write_json
 from tests.small_checkpoint import GROWABLE, GROWN, load_policy
-from vla.dataset_statistics import STATISTICS_FILE
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from workshop.sft_config import TinySize
@@ -52,22 +51,10 @@ def grown(small_l1, target, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def noisy(small_l1, target, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("noisy")
-    write_grown(small_l1, folder, target, noise=0.02, seed=0, device=CPU)
-    return folder
-
-
 def equal_greedy_tokens(first: Policy, second: Policy) -> float:
     """The share of greedy tokens on which two policies agree."""
     observations = synthetic_observations(first.num_images, first.statistics.proprio)
     return (first.act(observations).tokens == second.act(observations).tokens).float().mean().item()
-
-
-def test_a_grown_policy_decides_as_the_small_one(small_l1, grown):
-    # Its weights are rounded to bfloat16, so near ties may be decided differently.
-    assert equal_greedy_tokens(load_policy(small_l1), load_policy(grown)) > 0.9
 
 
 def test_a_grown_l1_head_decides_as_the_small_one(small_l1, grown):
@@ -79,7 +66,7 @@ def test_a_grown_l1_head_decides_as_the_small_one(small_l1, grown):
     assert expected.float().std() > 10
 
 
-def test_a_grown_policy_reads_what_the_small_one_reads(small_l1, small_token, grown, target, tmp_path):
+def test_a_grown_policy_reads_and_decides_as_the_small_one(small_l1, small_token, grown, target, tmp_path):
     write_grown(small_token, tmp_path, target, noise=0.0, seed=0, device=CPU)
     for small_folder, grown_folder in ((small_l1, grown), (small_token, tmp_path)):
         small = load_policy(small_folder)
@@ -88,8 +75,7 @@ def test_a_grown_policy_reads_what_the_small_one_reads(small_l1, small_token, gr
         assert large.info.uses_proprio == small.info.uses_proprio
         assert large.info.kind == small.info.kind
         assert large.info.looks == small.info.looks
-        for name in ("tokenizer.json", "preprocessor_config.json", STATISTICS_FILE):
-            assert (grown_folder / name).read_bytes() == (small_folder / name).read_bytes()
+        # Its weights are rounded to bfloat16, so near ties may be decided differently.
         assert equal_greedy_tokens(small, large) > 0.9
 
 
@@ -105,24 +91,16 @@ def repeated_rows(matrix: torch.Tensor) -> int:
     return len(matrix) - len(matrix.unique(dim=0))
 
 
-def test_noise_leaves_no_zero_and_no_repeated_row_or_column(grown, noisy):
-    without_noise = matrices(grown)
-    o_proj = without_noise["language_model.model.layers.0.self_attn.o_proj.weight"]
+def test_noise_leaves_no_zero_and_no_repeated_row_or_column(small_l1, grown, target, tmp_path):
+    write_grown(small_l1, tmp_path, target, noise=0.02, seed=0, device=CPU)
+    o_proj = matrices(grown)["language_model.model.layers.0.self_attn.o_proj.weight"]
     assert repeated_rows(o_proj) == 96
     assert (o_proj == 0).any()
-    for name, matrix in matrices(noisy).items():
+    for name, matrix in matrices(tmp_path).items():
         assert (matrix == 0).float().mean() < 1e-5, name
         assert repeated_rows(matrix) == 0, name
         if len(matrix) > 3:  # columns of fewer numbers are equal by chance
             assert repeated_rows(matrix.T) == 0, name
-
-
-def test_the_same_seed_gives_the_same_network(small_l1, target, noisy, tmp_path):
-    write_grown(small_l1, tmp_path / "same", target, noise=0.02, seed=0, device=CPU)
-    write_grown(small_l1, tmp_path / "other", target, noise=0.02, seed=1, device=CPU)
-    weights = (noisy / "model.safetensors").read_bytes()
-    assert (tmp_path / "same" / "model.safetensors").read_bytes() == weights
-    assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
 
 
 def test_a_policy_of_another_geometry_is_refused_before_anything_is_written(small_l1, tmp_path):

@@ -1,7 +1,6 @@
 """A grown network computes what the small one does: two images, robot state, an L1 head."""
 
 import json
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,25 +75,9 @@ def test_a_grown_l1_head_has_the_actions_of_the_small_one(networks, inputs):
     large_head = L1RegressionHead(2, 128, 96, action_dim=7)
     for head in (small_head, large_head):
         randomise(head)
-    grow_action_head(small_head, large_head, llm_repeats=4)
+    grow_action_head(small_head, large_head)
     expected = small_head(small(*inputs)[1])
     assert (large_head(large(*inputs)[1]) - expected).abs().max() < 1e-4 * expected.std()
-
-
-@torch.no_grad()
-def test_noise_makes_every_matrix_dense_and_moves_the_logits_a_little(networks, inputs):
-    _, large = networks
-    noisy = deepcopy(large)
-    add_noise(noisy, 0.01, torch.Generator().manual_seed(0))
-    noisy_parameters = dict(noisy.named_parameters())
-    for name, parameter in large.named_parameters():
-        if parameter.ndim < 2:
-            assert torch.equal(noisy_parameters[name], parameter), name
-        else:
-            assert (noisy_parameters[name] == 0).float().mean() < 1e-5, name
-    before = large(*inputs)[0]
-    change = (noisy(*inputs)[0] - before).std() / before.std()
-    assert 0.001 < change < 0.3
 
 
 @torch.no_grad()
@@ -113,10 +96,10 @@ def test_noise_is_as_large_beside_few_weights_as_beside_many():
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"image_size": 112}, "vision transformer"),
-        ({"vision_dim": 48}, "vision transformer"),
-        ({"llm_dim": 48}, "language model"),
-        ({"llm_heads": 2}, "language model"),
+        ({"image_size": 112}, "images of"),
+        ({"vision_dim": 48}, "no multiple"),
+        ({"llm_dim": 48}, "no multiple"),
+        ({"llm_heads": 2}, "heads of"),
     ],
 )
 def test_sizes_that_cannot_grow_are_refused(networks, changes, part, tmp_path):
