@@ -1,62 +1,39 @@
-"""Allowed ranges of numeric settings, written at their fields: `lr: Annotated[float, POSITIVE] = 1e-6`."""
+"""Check the values of settings against the types and bounds at their fields: `lr: PositiveFloat = 1e-6`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import get_type_hints
+import functools
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from contracts import BadInput
 
-TOO_LARGE = 2**63  # JSON, numpy and torch hold numbers of 64 bits
-
-
-@dataclass(frozen=True)
-class Range:
-    """The range of numbers that a setting may have."""
-
-    above: float = -math.inf  # this number itself is not allowed
-    least: float = -math.inf
-    most: float = math.inf
-
-    def __contains__(self, number: float) -> bool:
-        return self.above < number and self.least <= number <= self.most
-
-    def __str__(self) -> str:
-        bounds = {"above": self.above, "at least": self.least, "at most": self.most}
-        return " and ".join(f"{side} {bound:g}" for side, bound in bounds.items() if math.isfinite(bound))
-
-
-POSITIVE = Range(above=0)
-NOT_NEGATIVE = Range(least=0)
-POSITIVE_SHARE = Range(above=0, most=1)
-SHARE = Range(least=0, most=1)
+POSITIVE = Field(gt=0)
+NOT_NEGATIVE = Field(ge=0)
+SHARE = Field(ge=0, le=1)
+PositiveInt = Annotated[int, POSITIVE]
+PositiveFloat = Annotated[float, POSITIVE]
+NonNegativeInt = Annotated[int, NOT_NEGATIVE]
+NonNegativeFloat = Annotated[float, NOT_NEGATIVE]
+Share = Annotated[float, SHARE]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
 def check_numbers(settings: object) -> None:
-    """Raise BadInput if a number in a dataclass, alone or in a tuple, is outside the range at its field."""
-    for name, bounds in _ranges(type(settings)).items():
-        flag = f"--{name.replace('_', '-')}"
-        for value in _numbers_in(getattr(settings, name)):
-            if not abs(value) < TOO_LARGE:  # NaN and infinity are refused, too
-                raise BadInput(f"{flag} must be a number of at most 64 bits, got {value}")
-            if value not in bounds:
-                raise BadInput(f"{flag} must be {bounds}, got {value}")
+    """Raise BadInput, which names the flag, if a value in a dataclass is not of its field's type or bounds."""
+    kind: type[Any] = type(settings)
+    try:
+        _model_of(kind).model_validate(vars(settings), strict=True)  # type: ignore[arg-type]  # a class is hashable
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = f"--{first['loc'][0]}".replace("_", "-")
+        raise BadInput(f"{flag}: {first['msg']}, got {first['input']}") from None
 
 
-def _ranges(settings: type) -> dict[str, Range]:
-    """The range of each field that has one."""
-    ranges = {}
-    for name, annotation in get_type_hints(settings, include_extras=True).items():
-        for note in getattr(annotation, "__metadata__", ()):
-            if isinstance(note, Range):
-                ranges[name] = note
-    return ranges
-
-
-def _numbers_in(value: object) -> Iterator[int | float]:
-    """The value, or the elements of a tuple, as far as they are numbers."""
-    for element in value if isinstance(value, tuple) else (value,):
-        if isinstance(element, int | float) and not isinstance(element, bool):
-            yield element
+@functools.cache
+def _model_of(kind: type[Any]) -> type[BaseModel]:
+    """A pydantic model with the fields of a dataclass."""
+    annotations = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Any] = {name: (annotation, ...) for name, annotation in annotations.items()}
+    return create_model(kind.__name__, **fields)

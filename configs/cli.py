@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,28 +10,13 @@ from typing import Annotated
 import tyro
 
 from command_line import parse_flags
-from configs.config import TrainConfig, changeable_on_resume, changed, differing_fields
+from configs.config import TrainConfig, changeable_on_resume, changed, config_from_json, differing_fields
 from configs.eval_config import EvalConfig
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
-from configs.stored import from_dict
 from contracts import BadInput, read_json
 from envs.tasks import split_suite
 
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
-
-
-# Flags of other programs, and our own by other names -> ours.
-SYNONYMS = {
-    "--learning-rate": "--lr",
-    "--timesteps": "--total-steps",
-    "--total-timesteps": "--total-steps",
-    "--use-data-parallel": "--data-parallel",
-}
-# Switches of other programs -> our flag and its values for a switch that is on and off.
-SWITCHES = {
-    "--use-wandb": ("--wandb-mode", {"true": "auto", "false": "disabled"}),
-    "--no-wandb": ("--wandb-mode", {"true": "disabled", "false": "auto"}),
-}
 
 
 @dataclass(frozen=True)
@@ -50,64 +34,48 @@ class Command:
     """
 
     config: TrainConfig
+    # Settings to start from, which the other flags change: a suite of LIBERO (7B on that suite), rl (7B, PPO alone with
+    # large rollouts), guide (7B, the numbers that this project began with), tiny (small policy, for a CPU), smoke (a
+    # test of seconds). Without --preset: the 7B preset of --task-suite.
     preset: str = "libero_spatial"
-    """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10
-    or libero_90 (7B on that suite), rl (7B, PPO alone with large rollouts), guide (7B, the numbers that
-    this project began with), tiny (small policy, for a CPU), smoke (a test of seconds). Without --preset: the 7B preset
-    of --task-suite."""
+    # Run folder, or its config.json, whose settings to start from in place of a preset (None: a preset).
     config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None
-    """Run folder, or its config.json, whose settings to start from in place of a preset (None: a preset)."""
+    # Run folder to continue (None: a new run).
     resume: str | None = None
-    """Run folder to continue (None: a new run)."""
+    # Check the machine, the simulator and the checkpoint, print the results and stop.
     check_only: bool = False
-    """Check the machine, the simulator and the checkpoint, print the results and stop."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The flags that decide which settings the other flags start from."""
+
+    preset: str | None = None
+    config: str | None = None
+    resume: str | None = None
+    task_suite: str | None = None
 
 
 def parse_train(argv: Sequence[str]) -> Command:
-    """Read `argv` of train_grpo.py (without the program's name). Raises BadInput for wrong flags or values."""
-    argv = _with_our_names(argv)
-    # These flags decide which settings the other flags start from, so they are read first.
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--preset", nargs="?")
-    parser.add_argument("--config", nargs="?")
-    parser.add_argument("--resume", nargs="?")
-    parser.add_argument("--task-suite", "--task_suite", nargs="?")
-    first, _ = parser.parse_known_args(list(argv))
-    starts = {"--preset": first.preset, "--config": first.config, "--resume": first.resume}
-    flags = [flag for flag, value in starts.items() if value is not None]
-    if len(flags) > 1:
-        raise BadInput(f"{' and '.join(flags)} contradict each other: each names the settings to start from")
-    if first.resume is not None:
-        return _parse_resumed_run(argv, first.resume)
-    if first.config is not None:
-        settings = _find_bundled_checkpoint(_settings_of(Path(first.config), "--config"))
-        return parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings))
-    return _parse_new_run(argv, first.preset, first.task_suite)
+    """Read `argv` of train_grpo.py (without the program's name). Wrong flags exit with code 2, or raise BadInput."""
+    start, _ = tyro.cli(Start, args=argv, prog="train_grpo.py", return_unknown_args=True, add_help=False)
+    names = {"--preset": start.preset, "--config": start.config, "--resume": start.resume}
+    given = [flag for flag, name in names.items() if name is not None]
+    if len(given) > 1:
+        raise BadInput(f"{' and '.join(given)} contradict each other: each names the settings to start from")
+    if start.resume is not None:
+        return _parse_resumed_run(argv, start.resume)
+    if start.config is not None:
+        default = Command(_settings_of_run(start.config, "--config"))
+    else:
+        default = _settings_of_preset(start.preset, start.task_suite)
+    command = parse_flags(Command, argv, prog="train_grpo.py", default=default)
+    if command.config.model.checkpoint is None:
+        raise BadInput(NO_CHECKPOINT)
+    return command
 
 
-def _with_our_names(argv: Sequence[str]) -> list[str]:
-    """`argv` with our names in place of SYNONYMS and SWITCHES."""
-    words: list[str] = []
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        last_switch = SWITCHES.get(argv[index - 1].replace("_", "-")) if index > 0 else None
-        if (value == "grpo" and name == "--advantage") or (word == "grpo" and words[-1:] == ["--advantage"]):
-            word = word.replace("grpo", "group")
-        elif last_switch is not None and word.lower() in ("true", "false"):  # --use-wandb False
-            our_name, values = last_switch
-            words.pop()
-            word = f"{our_name}={values[word.lower()]}"
-        elif name in SYNONYMS:
-            word = SYNONYMS[name] + equals + value
-        elif name in SWITCHES:
-            our_name, values = SWITCHES[name]
-            word = f"{our_name}={values.get((value or 'true').lower(), value)}"
-        words.append(word)
-    return words
-
-
-def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | None) -> Command:
+def _settings_of_preset(preset: str | None, task_suite: str | None) -> Command:
     # A suite of LIBERO-PRO or LIBERO-Plus begins with the settings of the suite that it changes.
     base_suite, _ = ("libero_spatial", "") if task_suite is None else split_suite(task_suite)
     if preset is None:
@@ -117,24 +85,21 @@ def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | No
     settings = PRESETS[preset]
     if task_suite is not None and settings.model.checkpoint in PUBLIC_CHECKPOINTS.values():
         settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS.get(base_suite))
-    settings = _find_bundled_checkpoint(settings)
-    command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings, preset=preset))
-    if command.config.model.checkpoint is None:
-        raise BadInput(NO_CHECKPOINT)
-    return command
+    return Command(_find_bundled_checkpoint(settings), preset=preset)
 
 
-def _settings_of(run: Path, flag: str) -> TrainConfig:
+def _settings_of_run(run: str, flag: str) -> TrainConfig:
     """The settings of a run, which `flag` names by its folder or its config.json. Raises BadInput."""
-    path = run / "config.json" if run.is_dir() else run
+    path = Path(run)
+    file = path / "config.json" if path.is_dir() else path
     try:
-        return from_dict(read_json(path).get("config"), str(path))
+        return _find_bundled_checkpoint(config_from_json(read_json(file).get("config")))
     except BadInput as problem:
         raise BadInput(f"{flag} {run}: not a run folder of this version: {problem}") from None
 
 
-def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
-    stored = _find_bundled_checkpoint(_settings_of(Path(run_folder), "--resume"))
+def _parse_resumed_run(argv: Sequence[str], run: str) -> Command:
+    stored = _settings_of_run(run, "--resume")
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
     refused = [
         f"{name} (run: {value_of_run}, now: {value_now})"
@@ -143,7 +108,7 @@ def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
     ]
     if refused:
         raise BadInput(
-            f"--resume {run_folder}: the run has another configuration: {', '.join(refused)}; "
+            f"--resume {run}: the run has another configuration: {', '.join(refused)}; "
             "leave these flags out, or start a new run"
         )
     return command
@@ -157,7 +122,7 @@ def _find_bundled_checkpoint(config: TrainConfig) -> TrainConfig:
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
-    """Read `argv` of eval.py (without the program's name). Raises BadInput for wrong flags or values."""
+    """Read `argv` of eval.py (without the program's name). Wrong flags exit with code 2, or raise BadInput."""
     config = parse_flags(EvalConfig, argv, prog="eval.py")
     if not config.model.checkpoint:
         raise BadInput(NO_CHECKPOINT)

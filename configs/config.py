@@ -5,8 +5,11 @@ Each check raises BadInput with one line that says what to change.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import json
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from configs.bounds import check_numbers
 from configs.sections import (
@@ -136,6 +139,18 @@ def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
         sections[section_name] = replace(section, **changes)
     assert not settings, f"no such settings: {settings}"
     return TrainConfig(**sections)
+
+
+def config_from_json(stored: object) -> TrainConfig:
+    """The configuration that config.json holds: `asdict` of it by JSON. Raises BadInput for one of another version."""
+    try:
+        config = TypeAdapter(TrainConfig).validate_json(json.dumps(stored), strict=True)
+    except ValidationError as error:
+        raise BadInput(str(error)) from None
+    # A missing setting must not get the default of this version unnoticed, and an unknown one must not get lost.
+    if json.loads(json.dumps(asdict(config))) != stored:
+        raise BadInput("it has other settings than this version of the program: use the commit that it names")
+    return config
 
 
 def differing_fields(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[object, object]]:

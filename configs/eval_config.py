@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
+from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_numbers
 from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
@@ -27,46 +27,46 @@ class EvalConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    # Another checkpoint, or an earlier results file (*.json), to compare with on the same episodes (None: no
+    # comparison).
     compare_with: str | None = None
-    """Another checkpoint, or an earlier results file (*.json), to compare with on the same episodes (None: no
-    comparison)."""
+    # libero: the published protocol, which is all tasks of a suite and one greedy episode from each of 50 initial
+    # states (None: as the other flags say).
     protocol: Literal["libero"] | None = None
-    """libero: the published protocol, which is all tasks of a suite and one greedy episode from each of 50 initial
-    states (None: as the other flags say)."""
+    # Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables. Other
+    # suites: libero_90, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are named after
+    # these four: libero_spatial_swap (also _lan, _task, _object), libero_spatial_camera (also _robot, _language,
+    # and _noise) and libero_spatial_plus (all four).
     task_suite: tuple[str, ...] = ("libero_spatial",)
-    """Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables. Other
-    suites: libero_90, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are
-    named after these four: libero_spatial_swap (also _lan, _task, _object) and libero_spatial_camera (also _robot,
-    _language, _noise, or _plus for all four)."""
-    task_ids: Annotated[tuple[int, ...] | None, NOT_NEGATIVE, TaskIds] = None
-    """Task ids within each suite (None: all)."""
-    trials: Annotated[int, POSITIVE] = 50
-    """Episodes per task, each from another initial state. When these run out, a sampling policy starts over with the
-    first one, and a deterministic policy is done."""
-    first_init_state: Annotated[int, NOT_NEGATIVE] = 0
-    """Id of the first initial state of every task."""
+    # Task ids within each suite (None: all).
+    task_ids: Annotated[tuple[NonNegativeInt, ...] | None, TaskIds] = None
+    # Episodes per task, each from another initial state. When these run out, a sampling policy starts over with the
+    # first one, and a deterministic policy is done.
+    trials: PositiveInt = 50
+    # Id of the first initial state of every task.
+    first_init_state: NonNegativeInt = 0
+    # official: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the
+    # seeds 0, 1, ..., as many as --trials says, so that smaller differences can be shown; training draws from other
+    # seeds. both: the official ones, then fresh ones, --trials in all.
     init_states: Literal["official", "fresh", "both"] = "official"
-    """official: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the seeds
-    0, 1, ..., as many as --trials says, so that smaller differences can be shown; training draws from other seeds.
-    both: the official ones, then fresh ones, --trials in all."""
+    # How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
+    # published results; median: the medians of its token distributions, which can succeed far more often where these
+    # are wide; sample: drawn; l1: the L1 head (None: sample if --temperature is given, l1 if a pretrained checkpoint
+    # has an L1 head, else greedy).
     mode: tuple[Mode, ...] | None = None
-    """How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
-    published results; median: the medians of its token distributions, which can succeed far more often where these are
-    wide; sample: drawn; l1: the L1 head (None: sample if --temperature is given, l1 if a pretrained checkpoint has an
-    L1 head, else greedy)."""
-    temperature: Annotated[float | None, POSITIVE] = None
-    """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
-    seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Seed of sampling."""
+    # Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample).
+    temperature: PositiveFloat | None = None
+    # Seed of sampling.
+    seed: NonNegativeInt = 0
+    # What the policy is told in LIBERO-Plus. clean: LIBERO's instruction, or the paraphrase of a language variant;
+    # leaked: with the numbers of the change at its end, as in the published figures.
     prompt: Literal["clean", "leaked"] = "clean"
-    """What the policy is told in LIBERO-Plus. clean: LIBERO's instruction, or the paraphrase of a language variant;
-    leaked: with the numbers of the change at its end, as in the published figures."""
+    # Results file, *.json (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only
+    # the episodes that it lacks.
     out: str | None = None
-    """Results file, *.json (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only
-    the episodes that it lacks."""
+    # Episodes whose videos are kept, in a folder beside the results file. Recording is slower, because every env step
+    # is rendered.
     video: Literal["none", "failures", "all"] = "none"
-    """Episodes whose videos are kept, in a folder beside the results file. Recording is slower, because every env step
-    is rendered."""
 
     def __post_init__(self) -> None:
         for section in (self, self.model, self.simulator):

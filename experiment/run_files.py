@@ -34,7 +34,7 @@ class Outcome:
 class RunDescription(Provenance, total=False):
     """The contents of config.json: the provenance, and what decides the result of the run."""
 
-    config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
+    config: dict[str, dict[str, object]]  # settings by section: see configs.config.config_from_json
     looks: str  # name and digest of the assets
     hub_commit: str | None  # of the checkpoint, if it came from the hub
     ranks: int  # processes that train together; missing in runs of older versions

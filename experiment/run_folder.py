@@ -9,13 +9,13 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock
 
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig
-from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp, output_place, write_json
 from envs.assets import find_pack
 from experiment.file_lock import lock_file
@@ -53,7 +53,7 @@ class Run:
         self.episode_s: float | None = None  # seconds for an episode of the last evaluation
         self._lock = lock
         wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
-        self.wandb = WandbLog(wandb_mode, folder.name, folder, to_dict(config), wandb_id)
+        self.wandb = WandbLog(wandb_mode, folder.name, folder, asdict(config), wandb_id)
         self._metrics_file = (folder / METRICS_FILE).open("ab", buffering=0) if ranks.is_main else None
         self._seconds: dict[str, float] = defaultdict(float)  # seconds since the last record, by metric
 
@@ -110,7 +110,7 @@ def start_run(
     with output_place(Path(config.run.output), "--output"):
         folder = _create_folder(config)
         description: RunDescription = {
-            "config": to_dict(config),
+            "config": asdict(config),
             "looks": str(find_pack(config.simulator.assets)),
             "hub_commit": hub_commit,
             "ranks": ranks.size,
@@ -167,7 +167,7 @@ def reopen_run(
         )
     with output_place(folder, "--resume"):
         # A setting that is changed on resume stays changed.
-        description["config"] = to_dict(config)
+        description["config"] = asdict(config)
         description["resume_argv"] = [*description.get("resume_argv", []), list(argv)]
         write_json(folder / CONFIG_FILE, description)
         log_to_terminal(folder / LOG_FILE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from command_line import handle_stop_signals, repeat_after_launcher, stop_handlers
+from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
 from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run
@@ -64,9 +64,7 @@ def until_the_end(run: Run) -> Iterator[None]:
         run.folder.stat()
     except BaseException as reason:
         if run.ranks.is_main and os.path.exists(run.checkpoints / "latest"):
-            go_on = f"stopped; go on with: python train_grpo.py --resume {run.folder}"
-            log.warning(go_on)
-            repeat_after_launcher(go_on)
+            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
         problem = repairable_problem(reason, run.folder)
         if run.ranks.is_main:
             append_reason_to_log(run.folder, reason, problem)

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from command_line import fit_to_terminal
-
 INFORMATIVE_LOGGERS = ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla")
 LOG_TIME = "%Y-%m-%d %H:%M:%S"  # before every line of a log file
 PERIOD_S = 20.0  # without a terminal a long activity shows a line every so many seconds
@@ -31,9 +29,6 @@ class TerminalHandler(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout
         super().emit(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return fit_to_terminal(super().format(record), sys.stdout)
 
 
 def log_to_terminal(*files: Path) -> None:
@@ -159,8 +154,8 @@ def print_due_lines(due_line: Callable[[], str | None], shown: bool = True) -> I
 
 
 def say(text: str) -> None:
-    """Print at once, without breaking words or numbers at the end of a terminal's line."""
-    print(fit_to_terminal(text, sys.stdout), flush=True)
+    """Print at once."""
+    print(text, flush=True)
 
 
 def is_first_rank() -> bool:

@@ -1,10 +1,10 @@
 """Run folders that were never run, with known numbers in them, and what of a real run can be compared."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from configs.presets import PRESETS
-from configs.stored import to_dict
 from experiment.run_files import CONFIG_FILE, METRICS_FILE, MetricsRow, outcomes_path, read_metrics
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, TEACHER
@@ -53,7 +53,7 @@ ROWS = [
 
 def store(folder: Path, rows: list[dict], **settings) -> Path:
     """Write a run of the preset tiny with changed settings, which are named section__field."""
-    config = to_dict(PRESETS["tiny"])
+    config = asdict(PRESETS["tiny"])
     for name, value in settings.items():
         section, field = name.split("__")
         config[section][field] = value

@@ -1,15 +1,12 @@
 """Configurations are checked values: contradictions are refused in one line."""
 
-import re
 from collections import Counter
 from dataclasses import fields
-from typing import get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.bounds import Range, check_numbers
 from configs.config import TrainConfig, changed, differing_fields
 from configs.eval_config import EvalConfig
 from configs.presets import PRESETS
@@ -40,8 +37,6 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"warmup_steps": -1}, "--warmup-steps"),
         ({"temperature": 0.0}, "--temperature"),
         ({"temperature": float("nan")}, "--temperature"),
-        ({"max_hours": float("inf")}, "--max-hours"),
-        ({"seed": 2**63}, "--seed"),
         ({"clip_low": 1.5}, "--clip-low"),
         ({"group_success_bounds": (0.1, 1.1)}, "--group-success-bounds"),
         ({"micro_batch_size": 0}, "--micro-batch-size"),
@@ -70,16 +65,6 @@ def test_no_initial_state_is_both_trained_on_and_evaluated(first, end, first_hel
 def test_flags_are_unique_across_sections():
     names = Counter(field.name for section in SECTIONS for field in fields(section))
     assert [name for name, uses in names.items() if uses > 1] == []
-
-
-@pytest.mark.parametrize("section", [*SECTIONS, EvalConfig])
-def test_every_number_has_a_range_and_its_default_lies_in_it(section):
-    for name, annotation in get_type_hints(section, include_extras=True).items():
-        plain = str(get_type_hints(section)[name])
-        holds_numbers = re.search(r"\b(int|float)\b", plain) is not None
-        ranges = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Range)]
-        assert len(ranges) == holds_numbers, name
-    check_numbers(section())
 
 
 @pytest.mark.parametrize("suite", MAX_ENV_STEPS)

@@ -68,13 +68,12 @@ def printed() -> list[str]:
 
 
 def flags_of_the_program() -> set[str]:
-    """Fields that have a docstring or stand in a class of arguments, as tyro spells them; and the flags of argparse."""
+    """The fields of all classes, as tyro spells them; and the flags that the program names."""
     fields = set()
     for node in nodes():
         if isinstance(node, ast.ClassDef):
-            for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
-                has_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-                if isinstance(statement, ast.AnnAssign) and (has_docstring or node.name.endswith("Args")):
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign):
                     fields.add(ast.unparse(statement.target))
     spelled = {text for text in printed() if re.fullmatch(r"--[a-z][a-z0-9_-]*", text)}
     return {f"--{field.replace('_', '-')}" for field in fields} | spelled

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import PROGRAM_STARTED
-from configs.config import TrainConfig, changed
+from configs.config import TrainConfig, changed, config_from_json
 from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
-from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.machine_checks import check_output
@@ -78,7 +77,7 @@ def test_a_run_of_all_tasks_of_the_largest_suite_has_a_folder(tmp_path):
 
 def test_configuration_and_provenance_are_complete(run):
     stored = read_description(run.folder)
-    assert from_dict(stored["config"], "config.json") == run.config
+    assert config_from_json(stored["config"]) == run.config
     git = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     assert stored["argv"] == ARGV

@@ -1,13 +1,11 @@
 """What a program shows while it works: how far it is, how long it will take, and no silence."""
 
 import logging
-import os
 import threading
 
 import pytest
 
 import experiment.terminal
-from command_line import fit_to_terminal
 from experiment.terminal import PERIOD_S, Activity, clock, log_to_terminal, print_due_lines, show_progress
 
 
@@ -62,20 +60,6 @@ def test_lines_are_printed_while_a_block_lasts_and_never_after_it(capsys):
     ):
         activity.advance(3)
     assert capsys.readouterr().out == ""
-
-
-def test_a_terminal_breaks_lines_at_spaces_and_a_file_gets_them_whole(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    text = "this run        about 6 min (rollouts 1,054 s)\nshort"
-    _, terminal = os.openpty()
-    with open(terminal, "w") as stream:
-        lines = fit_to_terminal(text, stream).splitlines()
-        command = "go on with: python train_grpo.py --resume runs/RUN"
-        assert fit_to_terminal(command, stream) == command
-    assert max(map(len, lines)) <= 30
-    assert " ".join(line.strip() for line in lines).split() == text.split()
-    with open(os.devnull, "w") as stream:
-        assert fit_to_terminal(text, stream) == text
 
 
 def test_other_ranks_warn_only_of_what_concerns_them_alone(monkeypatch, capsys):

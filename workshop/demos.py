@@ -26,7 +26,14 @@ from typing import Annotated, Literal
 import numpy as np
 
 from command_line import main_guard, parse_flags
-from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
+from configs.bounds import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    check_numbers,
+)
 from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import find_pack
 from envs.env import EnvSpec
@@ -54,7 +61,7 @@ class DemosArgs:
 
     out: Path
     """Folder to write, or to go on with."""
-    task_ids: Annotated[tuple[int, ...], NOT_NEGATIVE] = (0,)
+    task_ids: tuple[NonNegativeInt, ...] = (0,)
     """Task ids within the suite."""
     episodes: Annotated[int, POSITIVE] = 200
     """Episodes to play per task; most of them succeed."""
@@ -62,17 +69,17 @@ class DemosArgs:
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
     """Suite of the tasks. The expert knows all tasks of libero_spatial, and tasks 1, 4 and 8 of libero_goal."""
-    init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
+    init_states: tuple[NonNegativeInt, NonNegativeInt] | Literal["fresh"] = "fresh"
     """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
     and one-past-last of the benchmark's initial states."""
-    noise_scales: Annotated[tuple[float, ...], NOT_NEGATIVE] = (0.3, 0.6, 0.9, 1.2)
+    noise_scales: tuple[NonNegativeFloat, ...] = (0.3, 0.6, 0.9, 1.2)
     """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
     them in turn."""
     frame_every: Annotated[int, POSITIVE] = 4
     """Env steps between two frames, where the chunk of a frame is free of noise."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of everything random."""
-    move_objects: Annotated[tuple[float, ...], POSITIVE] = ()
+    move_objects: tuple[PositiveFloat, ...] = ()
     """Distances in cm: every episode draws one of them, or none, and moves the objects so far before it starts."""
     assets: str = "lowpoly"
     """What objects look like: `lowpoly`, `official` or a folder."""
