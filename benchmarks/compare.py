@@ -118,8 +118,8 @@ def values_by_state(experiment: dict) -> dict[str, dict[object, float]]:
     outcomes: dict[str, dict[object, list[int]]] = {}
     for mode, task, successes in ((m, t, s) for each in played for m in each for t, s in each[m].items()):
         for place, success in enumerate(successes):
-            of_mode = outcomes.setdefault(f"{mode} by state", {})
-            of_mode.setdefault((task, place), []).append(int(success))
+            states = outcomes.setdefault(f"{mode} by state", {})
+            states.setdefault((task, place), []).append(int(success))
     return {
         measure: {state: float(np.mean(each)) for state, each in states.items()}
         for measure, states in outcomes.items()
