@@ -33,18 +33,21 @@ FAILURE_COLOUR = "#d73027"
 
 @dataclass(frozen=True)
 class Args:
+    # Folder or hub id of the policy before.
     checkpoint: str
-    """Folder or hub id of the policy before."""
+    # Folder of the adapters that were trained on it.
     adapter: str
-    """Folder of the adapters that were trained on it."""
+    # File to write, .webp or .gif.
     out: Path = Path("before_after.webp")
-    """File to write, .webp or .gif."""
+    # Suite of the task.
     task_suite: str = "libero_spatial"
+    # Task id within the suite.
     task_id: int = 0
+    # Columns: the first initial states.
     num_states: int = 6
-    """Columns: the first initial states."""
+    # Looks: lowpoly, official or a folder.
     assets: str = "lowpoly"
-    """Looks: lowpoly, official or a folder."""
+    # Where the policy runs: auto, cpu or cuda.
     device: str = "auto"
 
 

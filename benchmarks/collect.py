@@ -37,14 +37,14 @@ UPDATE_FIELDS = (
 
 @dataclass(frozen=True)
 class Args:
+    # File to write.
     out: tyro.conf.Positional[Path]
-    """File to write."""
+    # Run folders.
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Run folders."""
+    # Results files of eval.py.
     results: tuple[Path, ...] = ()
-    """Results files of eval.py."""
+    # What a reader should know: the machine beside it, what was planned, what went wrong.
     note: str = ""
-    """What a reader should know: the machine beside it, what was planned, what went wrong."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -35,10 +35,10 @@ MEASURES = ("area", "minutes", "sampled", "greedy")
 
 @dataclass(frozen=True)
 class Args:
+    # Files of benchmarks.collect; the first one is the base.
     files: tyro.conf.Positional[tuple[Path, ...]]
-    """Files of benchmarks.collect; the first one is the base."""
+    # Env steps until which area and minutes are measured (None: the end of the shortest run).
     horizon: int | None = None
-    """Env steps until which area and minutes are measured (None: the end of the shortest run)."""
 
 
 @dataclass(frozen=True)

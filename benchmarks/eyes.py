@@ -34,16 +34,19 @@ KL_BATCH = 16  # observations that are sent through the network together
 
 @dataclass(frozen=True)
 class Args:
+    # Folder or hub id of the policy.
     checkpoint: str
-    """Folder or hub id of the policy."""
+    # Suite of the task.
     task_suite: str = "libero_spatial"
+    # Task id within the suite.
     task_id: int = 0
+    # Episodes whose decisions are compared.
     episodes: int = 20
-    """Episodes whose decisions are compared."""
+    # Episodes with black images, from the benchmark's initial states (0: none).
     black_episodes: int = 50
-    """Episodes with black images, from the benchmark's initial states (0: none)."""
+    # Looks: lowpoly, official or a folder.
     assets: str = "lowpoly"
-    """Looks: lowpoly, official or a folder."""
+    # Where the policy runs: auto, cpu or cuda.
     device: str = "auto"
 
 

@@ -67,16 +67,16 @@ SIZES_NEEDED = (
 
 @dataclass(frozen=True)
 class Args:
+    # Folder to write, 15 GB.
     out: tyro.conf.Positional[Path]
-    """Folder to write, 15 GB."""
+    # Folder of a small policy of the true geometry, whose decisions the network takes (None: random weights).
     grow: Path | None = None
-    """Folder of a small policy of the true geometry, whose decisions the network takes (None: random weights)."""
+    # Of a grown network: standard deviation of the noise on every weight, as a share of the root mean square of its
+    # matrix's weights that are not zero. More noise makes the copies of a weight differ more, but costs success. From
+    # 0.01 on, copies differ after rounding to bfloat16, whose steps are 0.4 to 0.8 % of a number.
     noise: float = 0.02
-    """Of a grown network: standard deviation of the noise on every weight, as a share of the root mean square of its
-    matrix's weights that are not zero. More noise makes the copies of a weight differ more, but costs success. From
-    0.01 on, copies differ after rounding to bfloat16, whose steps are 0.4 to 0.8 % of a number."""
+    # Seed of the random weights and of the noise.
     seed: int = 0
-    """Seed of the random weights and of the noise."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -37,19 +37,20 @@ INSTRUCTION = "pick up the black bowl between the plate and the ramekin and plac
 
 @dataclass(frozen=True)
 class Args:
+    # A 7B checkpoint.
     folder: Path
-    """A 7B checkpoint."""
+    # Formats of the frozen weights that are measured, one after the other.
     frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
-    """Formats of the frozen weights that are measured, one after the other."""
+    # Limit of the GPU allocator, in GiB.
     memory_gib: float = 24.0
-    """Limit of the GPU allocator, in GiB."""
+    # Calls of which the median is printed.
     repeats: int = 8
+    # Observations decided together.
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Observations decided together."""
+    # Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2.
     micro_batches: tuple[int, ...] = (2, 4)
-    """Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2."""
+    # Values of --memory-budget for which a run's plan, rate and peak memory are shown, too.
     budgets_gib: tuple[float, ...] = ()
-    """Values of --memory-budget for which a run's plan, rate and peak memory are shown, too."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,11 @@ WINDOW = 100  # training episodes over which success is averaged
 
 @dataclass(frozen=True)
 class Args:
+    # File of benchmarks.collect.
     experiment: tyro.conf.Positional[Path]
-    """File of benchmarks.collect."""
+    # Picture to write, .svg or .png.
     out: tyro.conf.Positional[Path]
-    """Picture to write, .svg or .png."""
+    # Line above the legend.
     title: str = ""
 
 

@@ -43,16 +43,16 @@ PARTS = ("sim", "render", "preprocess")  # of a simulator's time
 
 @dataclass(frozen=True)
 class Args:
+    # Sizes of the pools.
     workers: tuple[int, ...] = (1, 2, 4)
-    """Sizes of the pools."""
+    # Where the workers run: on this machine, or on Ray's nodes.
     simulators: Literal["processes", "ray"] = "processes"
-    """Where the workers run: on this machine, or on Ray's nodes."""
+    # Time that the stand-in policy takes for a batch.
     latency_ms: float = 0.0
-    """Time that the stand-in policy takes for a batch."""
+    # Length of an episode in env steps; random actions never succeed.
     max_env_steps: int = 80
-    """Length of an episode in env steps; random actions never succeed."""
+    # Episodes per env.
     episodes: int = 3
-    """Episodes per env."""
 
 
 class StandInPolicy:
