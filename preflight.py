@@ -56,7 +56,10 @@ def set_up(command: Command) -> Iterator[Setup]:
     checks.add("tasks", "; ".join(f"{info.task_id} {info.instruction}" for info in tasks))
 
     ranks = join_ranks(config.model.device)
-    policy = load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
+    update = config.update
+    policy = load_policy(
+        config.model, task.task_suite, update.lora_rank, config.run.seed, update.trained_blocks
+    )
     checks.add("weights", describe_weights(policy))
     checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
     teacher = load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
@@ -65,7 +68,7 @@ def set_up(command: Command) -> Iterator[Setup]:
     simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
     checks.add("simulators", simulators.reason)
     checks.run("host memory", check_main_memory, simulators)
-    micro_batch_size = fit_micro_batch(policy, config.update, simulators.gpu_gib, ranks, tasks[0].instruction)
+    micro_batch_size = fit_micro_batch(policy, config, simulators, ranks, tasks[0])
     checks.add("memory plan", f"{micro_batch_size} decisions at a time")
     numbers = {"num_envs": simulators.num_envs, "micro_batch_size": micro_batch_size}
     settled = settle_warmup(changed(config, **numbers), teacher.mode)

@@ -172,6 +172,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             total = number_of_epochs(config.update, phase) * len(batch)
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
                 metrics |= update(learner, batch, phase, config, update_index, activity.advance)
+            del batch
+            rollout.forget_kept_states()
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
         # because every draw depends only on (seed, update, episode, decision).

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import imageio.v2 as imageio
 import numpy as np
@@ -25,6 +26,7 @@ from envs.tasks import TaskInfo, bddl_task, split_suite
 from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
+from experiment.simulators import SimulatorCount, ranks_here
 from rl.phases import TeacherChoice, choose_teacher
 from rl.ranks import Ranks
 from rl.update import Learner
@@ -34,7 +36,7 @@ from vla.dataset_statistics import same_actions
 from vla.device import choose_device, is_large
 from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
-from vla.memory import plan_update
+from vla.memory import RolloutSize, plan_update
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -116,7 +118,11 @@ def find_commit(checkpoint: str) -> str | None:
 
 
 def load_policy(
-    model: ModelConfig, task_suite: str, lora_rank: int = UpdateConfig.lora_rank, seed: int = 0
+    model: ModelConfig,
+    task_suite: str,
+    lora_rank: int = UpdateConfig.lora_rank,
+    seed: int = 0,
+    trained_blocks: int | Literal["all"] = "all",
 ) -> Policy:
     """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput."""
     # LIBERO-PRO's and LIBERO-Plus's suites have the data of the suite that they change.
@@ -126,6 +132,7 @@ def load_policy(
         unnorm_key=model.unnorm_key,
         action_dim=LiberoEnv.action_dim,
         lora_rank=lora_rank,
+        trained_blocks=None if trained_blocks == "all" else trained_blocks,
         seed=seed,
         device=model.device,
         memory_budget=model.memory_budget,
@@ -161,21 +168,36 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
 
 
 def fit_micro_batch(
-    policy: Policy, update: UpdateConfig, simulators_gib: float, ranks: Ranks, instruction: str
+    policy: Policy, config: TrainConfig, simulators: SimulatorCount, ranks: Ranks, task: TaskInfo
 ) -> int:
     """Return the decisions per forward and backward pass that fit into GPU memory, of which simulators take a part.
 
     This also decides which blocks of the network recompute their activations. Raises BadInput if nothing fits.
     """
+    update = config.update
     plan = plan_update(
         policy,
         update.gradient_checkpointing,
         update.micro_batch_size,
         math.ceil(update.batch_size / ranks.size),
-        simulators_gib * GIB,
-        instruction,
+        simulators.gpu_gib * GIB,
+        task.instruction,
+        rollout=rollout_size(policy, config, simulators, ranks, task),
     )
     return plan.micro_batch_size
+
+
+def rollout_size(
+    policy: Policy, config: TrainConfig, simulators: SimulatorCount, ranks: Ranks, task: TaskInfo
+) -> RolloutSize:
+    """The most decisions that a rollout should have, and half of the main memory that simulators leave to this rank."""
+    rollout = config.rollout
+    env_steps = 2 * rollout.n_steps if rollout.dynamic_sampling else rollout.n_steps
+    env_steps += (
+        simulators.num_envs * ranks.size * task.max_env_steps
+    )  # of the episodes that are still running then
+    left_gib = (simulators.free_gib - simulators.needed_gib) / ranks_here()
+    return RolloutSize(math.ceil(env_steps / policy.chunk_length), max(0.0, 0.5 * left_gib * GIB))
 
 
 def make_spec(

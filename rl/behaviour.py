@@ -77,8 +77,8 @@ def _let_teacher_decide(
     """The teacher's decision for each observation, and its actions (chunk, action_dim)."""
     acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
     decisions = [
-        Decision(observation, tokens, by_teacher=True)
-        for observation, tokens in zip(observations, acted.tokens, strict=True)
+        Decision(observation, tokens, by_teacher=True, kept=kept)
+        for observation, tokens, kept in zip(observations, acted.tokens, acted.kept, strict=True)
     ]
     if behaviour.record_student_logprobs:
         record_student_logprobs(policy, decisions, behaviour.temperature)
@@ -94,8 +94,10 @@ def _let_student_decide(
     """The student's decision for each observation, and its actions (chunk, action_dim)."""
     acted = policy.act(observations, behaviour.student_mode, behaviour.temperature, generators)
     decisions = [
-        Decision(observation, tokens, by_teacher=False, student_logprobs=logprobs)
-        for observation, tokens, logprobs in zip(observations, acted.tokens, acted.logprobs, strict=True)
+        Decision(observation, tokens, by_teacher=False, student_logprobs=logprobs, kept=kept)
+        for observation, tokens, logprobs, kept in zip(
+            observations, acted.tokens, acted.logprobs, acted.kept, strict=True
+        )
     ]
     return list(zip(decisions, acted.actions, strict=True))
 
@@ -111,7 +113,7 @@ def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:
 def record_student_logprobs(policy: Policy, decisions: Sequence[Decision], temperature: float) -> None:
     """Fill in the student's log-probs (A,) of the tokens that the teacher chose: the denominator of PPO's ratio."""
     observations = [decision.observation for decision in decisions if decision.observation is not None]
-    logits = policy.chunk_logits(observations)
+    logits = policy.chunk_logits(observations, [decision.kept for decision in decisions])
     tokens = torch.stack([decision.tokens for decision in decisions]).to(logits.device)
     logprobs = policy.token_logprobs(logits, tokens, temperature).cpu()
     for decision, row in zip(decisions, logprobs, strict=True):

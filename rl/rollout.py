@@ -19,6 +19,7 @@ from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.schedules import PlayAll, PlaySteps
 from rl.trajectory import Decision, Episode, Trajectory
+from vla.kept_states import store
 from vla.memory import shrink_until_it_fits
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class Rollout:
     @property
     def env_steps(self) -> int:
         return sum(trajectory.env_steps for trajectory in self.trajectories)
+
+    def forget_kept_states(self) -> None:
+        """Free the memory of the hidden states that an update has learned from."""
+        for trajectory in self.trajectories:
+            for decision in trajectory.decisions:
+                decision.kept = None
 
 
 def play_episodes(
@@ -83,10 +90,31 @@ def play_episodes(
         on_finished=on_finished,
     )
     rollout = player.play()
-    without_frames = [replace(trajectory, frames=[]) for trajectory in rollout.trajectories]
-    parts = ranks.gather(replace(rollout, trajectories=without_frames))
+    parts = ranks.gather(replace(rollout, trajectories=[*map(without_tensors, rollout.trajectories)]))
     parts[ranks.rank] = rollout  # frames stay on the rank that filmed them
+    share_kept_states(parts, policy, ranks)
     return join_rollouts(parts, at_the_same_time=True)
+
+
+def without_tensors(trajectory: Trajectory) -> Trajectory:
+    """The trajectory without what is too large to be sent as a Python object."""
+    decisions = [replace(decision, kept=None) for decision in trajectory.decisions]
+    return replace(trajectory, frames=[], decisions=decisions)
+
+
+def share_kept_states(parts: Sequence[Rollout], policy: Policy, ranks: Ranks) -> None:
+    """Give the hidden states that each rank has kept to all ranks; `parts` are the rollouts of the ranks.
+
+    Each epoch deals the decisions to the ranks anew, so every rank needs all states. Sending a decision's takes less
+    than a thousandth of the time in which another rank would compute them again.
+    """
+    if ranks.size == 1:
+        return
+    decisions = [[d for trajectory in part.trajectories for d in trajectory.decisions] for part in parts]
+    kept = [decision.kept for decision in decisions[ranks.rank]]
+    for rank, place, states in ranks.share(kept, policy.device):
+        if rank != ranks.rank:
+            (decisions[rank][place].kept,) = store([states], policy.kept_on)
 
 
 def join_rollouts(parts: Sequence[Rollout], at_the_same_time: bool) -> Rollout:
@@ -224,6 +252,7 @@ class _Player:
         for slot, decision, chunk in zip(slots, decisions, actions, strict=True):
             if not self.behaviour.keep_observations:
                 decision.observation = None
+                decision.kept = None
             self.running[slot].trajectory.decisions.append(decision)
             self.pool.step(slot, chunk)
 

@@ -44,6 +44,9 @@ class Decision:
     by_teacher: bool
     # (A,) float32 at the sampling temperature; None where the teacher decided in the warmup
     student_logprobs: Tensor | None = None
+    # What the policy's frozen trunk computed for the observation (`vla.kept_states`), until an update has used it; None
+    # where all of the network is trained, or where it was not kept
+    kept: Tensor | None = None
     executed: int = 0  # how many of the chunk's actions the simulator executed
 
 
@@ -70,6 +73,7 @@ class Batch:
     """
 
     observations: list[Observation]  # N observations
+    kept: list[Tensor | None]  # N hidden states of a frozen trunk, see `Decision`; they stay where they are
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was executed
     student_logprobs: Tensor  # (N, A) float32, of the student that played the rollout; zeros where it is None
@@ -87,8 +91,9 @@ class Batch:
         """Select rows: a slice gives views of the tensors, an index tensor gives copies."""
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         observations = [self.observations[index] for index in indices]
+        kept = [self.kept[index] for index in indices]
         columns = {name: column[rows] for name, column in self._columns().items()}
-        return replace(self, observations=observations, **columns)
+        return replace(self, observations=observations, kept=kept, **columns)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
         """Split into consecutive parts of `size` rows (the last may have fewer), or of the sizes in a list."""
@@ -118,6 +123,7 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     logprobs = [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
     return Batch(
         observations=[d.observation for d in decisions if d.observation is not None],
+        kept=[decision.kept for decision in decisions],
         tokens=torch.stack([decision.tokens for decision in decisions]),
         executed=executed,
         student_logprobs=torch.stack(logprobs),

@@ -190,7 +190,10 @@ def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tenso
 
     def tokens_of(rows: Tensor) -> Tensor:
         parts = batch[rows].split(int(config.update.micro_batch_size))
-        acted = [learner.policy.act_as_teacher(part.observations, learner.teacher_mode) for part in parts]
+        acted = [
+            learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
+            for part in parts
+        ]
         return torch.cat([part.tokens for part in acted])
 
     return learner.ranks.divide(len(batch), tokens_of)
@@ -202,10 +205,9 @@ def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Ten
 
     def logprobs_of(rows: Tensor) -> Tensor:
         logprobs: list[Tensor] = []
-        with learner.policy.teacher() as teacher:
-            for part in batch[rows].split(int(config.update.micro_batch_size)):
-                logits = teacher.chunk_logits(part.observations)
-                logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
+        for part in batch[rows].split(int(config.update.micro_batch_size)):
+            logits = learner.policy.teacher_logits(part.observations, part.kept)
+            logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
         return torch.cat(logprobs)
 
     return learner.ranks.divide(len(batch), logprobs_of)
@@ -272,7 +274,7 @@ def micro_batch_loss(
 ) -> tuple[Tensor, losses.Statistics]:
     """The phase's loss, summed over the rows of a micro-batch, (), and its statistics."""
     policy = learner.policy
-    logits = policy.chunk_logits(micro_batch.observations)
+    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
     if phase.distils:
         return losses.distillation_loss(logits, micro_batch, config.phases.distill_student_temperature)
     temperature = config.rollout.temperature

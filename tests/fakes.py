@@ -51,7 +51,10 @@ class Acted:
 
 
 class FakePolicy(nn.Module):
-    """Logits are a frozen linear map of the features plus a trainable one (the "adapter")."""
+    """Logits are a frozen linear map of the features plus a trainable one (the "adapter").
+
+    The features are what a frozen trunk would keep.
+    """
 
     chunk_length = CHUNK_LENGTH
     action_dim = ACTION_DIM
@@ -61,6 +64,7 @@ class FakePolicy(nn.Module):
     device = torch.device("cpu")
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
     few_sizes = False
+    kept_on = torch.device("cpu")
     info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True)
 
     _teacher: FakePolicy | None = None  # None: itself without its adapter
@@ -78,15 +82,21 @@ class FakePolicy(nn.Module):
 
     def chunk_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
         self.rows_run += len(observations)
-        return self._logits(observations)
+        return self._logits(self._features(observations, kept))
 
-    def _logits(self, observations: Sequence[Any]) -> Tensor:
-        # Products and short sums, no matrix product: a row's bits do not depend on the batch around it.
+    def _features(self, observations: Sequence[Any], kept: Sequence[Any] | None) -> Tensor:
         features = torch.tensor(np.stack([o.proprio for o in observations]), dtype=torch.float32)
+        known = [None] * len(observations) if kept is None else kept
+        return torch.stack(
+            [row if states is None else states for row, states in zip(features, known, strict=True)]
+        )
+
+    def _logits(self, features: Tensor) -> Tensor:
+        # Products and short sums, no matrix product: a row's bits do not depend on the batch around it.
         logits = (features[:, None, :] * self.base).sum(-1)
         if not self._is_teacher:
             logits = logits + (features[:, None, :] * self.adapter).sum(-1) + self.bias
-        return logits.view(len(observations), NUM_TOKENS, NUM_BINS)
+        return logits.view(len(features), NUM_TOKENS, NUM_BINS)
 
     @torch.no_grad()
     def act(
@@ -98,7 +108,8 @@ class FakePolicy(nn.Module):
         kept: Sequence[Any] | None = None,
     ) -> Acted:
         self.modes.append((f"teacher {mode}" if self._is_teacher else f"student {mode}", len(observations)))
-        logits = self._logits(observations)
+        features = self._features(observations, kept)
+        logits = self._logits(features)
         if mode == "sample":
             probabilities = (logits / temperature).softmax(-1)
             draws = [
@@ -113,7 +124,7 @@ class FakePolicy(nn.Module):
         actions = (tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1
         actions = actions.reshape(len(tokens), CHUNK_LENGTH, ACTION_DIM)
         logprobs = self.token_logprobs(logits, tokens, temperature)
-        return Acted(tokens, logprobs, actions, [None] * len(tokens))
+        return Acted(tokens, logprobs, actions, list(features))
 
     @staticmethod
     def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -124,11 +135,11 @@ class FakePolicy(nn.Module):
         self, observations: Sequence[Any], mode: str = "greedy", kept: Sequence[Any] | None = None
     ) -> Acted:
         with self.teacher() as teacher:
-            return teacher.act(observations, mode)
+            return teacher.act(observations, mode, kept=kept)
 
     def teacher_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
         with self.teacher() as teacher:
-            return teacher.chunk_logits(observations)
+            return teacher.chunk_logits(observations, kept)
 
     def use_teacher(self, teacher: FakePolicy) -> None:
         object.__setattr__(self, "_teacher", teacher)  # torch would make it a part of this module
@@ -331,7 +342,9 @@ def trajectory(
     executed = [CHUNK_LENGTH] * length
     executed[-1] = last_executed or CHUNK_LENGTH
     decisions = [
-        Decision(observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, None, n)
+        Decision(
+            observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, executed=n
+        )
         for i, n in enumerate(executed)
     ]
     return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))
@@ -350,6 +363,7 @@ def acted_batch(
             seen = next(observations)
             acted = policy.act([seen], "sample", temperature, [generator])
             executed = CHUNK_LENGTH if t < length - 1 else 1 + index % CHUNK_LENGTH
-            record.decisions.append(Decision(seen, acted.tokens[0], False, acted.logprobs[0], executed))
+            decision = Decision(seen, acted.tokens[0], False, acted.logprobs[0], executed=executed)
+            record.decisions.append(decision)
         trajectories.append(record)
     return flatten(trajectories, ACTION_DIM)

@@ -98,7 +98,7 @@ def use_fakes(monkeypatch) -> None:
         "check_machine": lambda *_: "a renderer",
         "describe_weights": lambda *_: "a fake",
         "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
-        "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
+        "fit_micro_batch": lambda policy, config, *_: config.update.micro_batch_size,
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
         "load_teacher": lambda *_: TeacherChoice("greedy", ""),
         "make_pool": lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)),

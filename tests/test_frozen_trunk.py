@@ -1,5 +1,6 @@
 """Adapters in the last blocks alone: what the frozen trunk below them computed is kept, and changes no number."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -7,7 +8,13 @@ import pytest
 import torch
 from peft import PeftModel
 
+from configs.config import TrainConfig
+from configs.sections import LossConfig, PhaseConfig, UpdateConfig
 from contracts import BadInput, Observation
+from rl.behaviour import Behaviour, decide
+from rl.phases import phase_at
+from rl.trajectory import Episode, Trajectory, flatten
+from rl.update import make_learner, update
 from tests.small_checkpoint import (
     load_policy,
     load_small_network,
@@ -147,6 +154,60 @@ def test_states_that_are_not_kept_are_computed_again(small, observations):
     assert list(acted.kept) == [None] * 3
     logits = policy.chunk_logits(observations, acted.kept)
     assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.0).detach(), acted.logprobs)
+
+
+# Updates
+
+
+def played(policy, observations) -> Trajectory:
+    """One episode of a decision for each observation, with the randomness of a rollout."""
+    generators = [torch.Generator().manual_seed(i) for i in range(len(observations))]
+    behaviour = Behaviour(epsilon=0.0, temperature=1.0)
+    decisions, _ = decide(policy, observations, generators, behaviour)
+    for decision in decisions:
+        decision.executed = policy.chunk_length
+    return Trajectory(Episode(0, 0, 0, 0), decisions, success=True, env_steps=8 * len(decisions))
+
+
+@pytest.mark.parametrize("distils", [True, False])
+def test_an_update_runs_the_trunk_for_no_decision_and_learns_the_same(small, observations, distils):
+    """Neither for the gradient nor for the teacher's labels or distribution, nor for the statistics at the end."""
+    phases = PhaseConfig(warmup=distils, warmup_steps=1, warmup_actor="student")
+    config = TrainConfig(
+        phases=phases,
+        loss=LossConfig(kl_coef=0.1, entropy_coef=0.01),
+        update=UpdateConfig(
+            n_epochs=2, batch_size=2, micro_batch_size=2, lr=1e-3, warmup_lr=1e-3, warmup_epochs=2
+        ),
+    )
+    learned = []
+    for are_kept in (True, False):
+        policy = trained_policy(small, 2)
+        trajectory = played(policy, observations)
+        batch = flatten([trajectory], policy.action_dim)
+        assert all(one is two.kept for one, two in zip(batch.kept, trajectory.decisions, strict=True))
+        batch = replace(batch, advantages=torch.ones(len(batch)))
+        if not are_kept:
+            batch = replace(batch, kept=[None] * len(batch))
+        runs = count_runs(policy)
+        metrics = update(make_learner(policy, config), batch, phase_at(0, phases), config, 0)
+        assert metrics["train/optimizer_steps"] == 4
+        assert (runs["trunk"] == 0) is are_kept
+        learned.append([parameter.detach() for _, parameter in policy.named_trainable_parameters()])
+    torch.testing.assert_close(*learned)
+
+
+def count_runs(policy) -> Counter:
+    """Counts the passes of the network's parts from now on."""
+    runs: Counter = Counter()
+    run = policy._run
+
+    def counted(part, *arguments):
+        runs[part] += 1
+        return run(part, *arguments)
+
+    policy._run = counted
+    return runs
 
 
 # The teacher

@@ -98,6 +98,7 @@ def micro_batch(tokens: torch.Tensor, executed: torch.Tensor) -> Batch:
     zeros = torch.zeros(len(tokens), dtype=torch.int64)
     return Batch(
         observations=[None] * len(tokens),
+        kept=[None] * len(tokens),
         tokens=tokens,
         executed=executed,
         student_logprobs=torch.zeros(tokens.shape),

@@ -13,12 +13,13 @@ import torch
 
 from command_line import parse_flags
 from configs.cli import Command
+from configs.config import TrainConfig
 from configs.eval_config import EvalConfig
 from configs.sections import SimulatorConfig, UpdateConfig
 from contracts import GIB, BadInput
 from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch
-from experiment.simulators import memory_of_simulator
+from experiment.simulators import SimulatorCount, memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
@@ -74,6 +75,7 @@ def policy_on_gpu(monkeypatch):
         statistics=SimpleNamespace(proprio=None),
         named_trainable_parameters=lambda: [("adapters", adapters)],
         frozen_weights="bf16",
+        chunk_length=8,
     )
 
 
@@ -185,8 +187,10 @@ class Card:
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fractions[-1])
         policy = policy_on_gpu(monkeypatch)
         limit_memory(budget_gib, policy.device)
-        simulators_gib = num_envs * memory_of_simulator(SimulatorConfig(assets="official"), 1).gpu
-        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulators_gib, ALONE, "pick up the bowl")
+        gib_of_one = memory_of_simulator(SimulatorConfig(assets="official"), 1).gpu
+        simulators = SimulatorCount(num_envs, "", 0.0, 0.0, num_envs * gib_of_one)
+        config = TrainConfig(update=UpdateConfig(batch_size=32))
+        size = fit_micro_batch(policy, config, simulators, ALONE, TASK)
         return size, policy.network.recomputed_blocks
 
 

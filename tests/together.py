@@ -129,7 +129,7 @@ def contents(trajectories) -> list[tuple]:
             t.episode,
             t.success,
             t.env_steps,
-            [(d.tokens.tolist(), d.observation.proprio.tolist()) for d in t.decisions],
+            [(d.tokens.tolist(), d.observation.proprio.tolist(), d.kept.tolist()) for d in t.decisions],
         )
         for t in trajectories
     ]

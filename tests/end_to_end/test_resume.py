@@ -54,7 +54,7 @@ def everything(smoke) -> list[str]:
     return [
         *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
-        "--train-init-states", "0", "5", "--eval-interval", "1000",
+        "--train-init-states", "0", "5", "--eval-interval", "1000", "--trained-blocks", "2",
     ]  # fmt: skip
 
 
