@@ -57,7 +57,9 @@ def main(argv: Sequence[str]) -> None:
     env = LiberoEnv(spec, args.task_id)
     print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
     episodes = [play(policy, env, moved_start(env, seed))[0] for seed in range(args.episodes)]
-    for name, nats in swapped_inputs(policy, episodes, other_instructions(args)).items():
+    other_tasks = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
+    infos = task_info(EnvSpec(args.task_suite, tuple(other_tasks), num_images=1))
+    for name, nats in swapped_inputs(policy, episodes, [info.instruction for info in infos]).items():
         print(f"{name:40} {nats:8.3f} nats a token", flush=True)
     if args.black_episodes > 0:
         starts = (env.reset(Start(state)) for state in range(args.black_episodes))
@@ -82,16 +84,10 @@ def play(
     while not result.done:
         observation = result.observation
         if black:
-            observation = replace(observation, images=np.zeros_like(observation.images))
+            observation = without_images(observation)
         observations.append(observation)
         result = env.step_chunk(policy.act([observation]).actions[0])
     return observations, result.success
-
-
-def other_instructions(args: Args) -> list[str]:
-    """The instructions of the suite's other tasks."""
-    task_ids = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
-    return [task.instruction for task in task_info(EnvSpec(args.task_suite, tuple(task_ids), num_images=1))]
 
 
 def swapped_inputs(
@@ -99,20 +95,26 @@ def swapped_inputs(
 ) -> dict[str, float]:
     """How much decisions change when an input is replaced: name of the change -> mean KL divergence (nats a token)."""
     random = np.random.default_rng(0)
-    seen, neighbours = pairs_of_decisions(episodes)
-    shuffled = [seen[row] for row in random.permutation(len(seen))]
+    seen = [observation for episode in episodes for observation in episode]
+    neighbours = [  # the same decision of the next episode, or its last one
+        following[min(decision, len(following) - 1)]
+        for episode, following in zip(episodes, [*episodes[1:], episodes[0]], strict=True)
+        for decision in range(len(episode))
+    ]
+    texts = random.choice(instructions, size=len(seen)).tolist()
     changed = {
-        "image of another episode, same decision": with_images(seen, neighbours),
-        "image of any decision": with_images(seen, shuffled),
-        "black image": [replace(shown, images=np.zeros_like(shown.images)) for shown in seen],
+        "image of another episode, same decision": [
+            replace(a, images=b.images) for a, b in zip(seen, neighbours, strict=True)
+        ],
+        "black image": [without_images(a) for a in seen],
+        "instruction of another task": [
+            replace(a, instruction=text) for a, text in zip(seen, texts, strict=True)
+        ],
     }
     if policy.info.uses_proprio:
-        pairs = zip(seen, neighbours, strict=True)
-        changed["robot state of another episode"] = [replace(a, proprio=b.proprio) for a, b in pairs]
-    if instructions:
-        texts = random.choice(instructions, size=len(seen)).tolist()
-        pairs = zip(seen, texts, strict=True)
-        changed["instruction of another task"] = [replace(a, instruction=text) for a, text in pairs]
+        changed["robot state of another episode"] = [
+            replace(a, proprio=b.proprio) for a, b in zip(seen, neighbours, strict=True)
+        ]
     before = log_probabilities(policy, seen, KL_BATCH)
     return {
         name: kl_divergence(before, log_probabilities(policy, observations, KL_BATCH))
@@ -120,21 +122,8 @@ def swapped_inputs(
     }
 
 
-def with_images(seen: Sequence[Observation], shown: Sequence[Observation]) -> list[Observation]:
-    return [replace(a, images=b.images) for a, b in zip(seen, shown, strict=True)]
-
-
-def pairs_of_decisions(
-    episodes: Sequence[Sequence[Observation]],
-) -> tuple[list[Observation], list[Observation]]:
-    """The observations of all decisions, and for each that of the next episode at the same decision."""
-    seen: list[Observation] = []
-    neighbours: list[Observation] = []
-    for episode, following in zip(episodes, [*episodes[1:], episodes[0]], strict=True):
-        length = min(len(episode), len(following))
-        seen += episode[:length]
-        neighbours += following[:length]
-    return seen, neighbours
+def without_images(observation: Observation) -> Observation:
+    return replace(observation, images=np.zeros_like(observation.images))
 
 
 if __name__ == "__main__":

@@ -128,6 +128,11 @@ def test_every_row_belongs_to_a_table_with_a_head(page):
     assert not [block[:80] for block in blocks if not re.match(r".*\n\|[-|: ]+\|\n\|", block)]
 
 
+def test_figures_of_the_readme_are_those_of_the_results():
+    for figure in re.findall(r"\d[\d, ]* → \d[\d, ]*(?: of \d+| %)", PAGES["README.md"]):
+        assert figure in PAGES["RESULTS.md"]
+
+
 @pytest.mark.parametrize("message", messages())
 def test_messages_are_those_that_the_program_prints(message):
     parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
