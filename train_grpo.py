@@ -128,7 +128,8 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
-    from rl.advantages import estimate_advantages
+    from rl.advantages import estimate_advantages, explained_variance
+    from rl.critic import rollout_values
     from rl.curriculum import TrainingEpisodes, task_probabilities
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
@@ -159,13 +160,17 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not.
+            # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. A critic
+            # (--advantage gae) learns from every rollout, also in the warmup.
             batch = flatten(trajectories, learner.policy.action_dim)
+            values = None
+            if learner.critic is not None:
+                values = rollout_values(learner.critic, trajectories, config.run.seed, update_index)
+            if values is not None:
+                metrics["train/explained_variance"] = explained_variance(values, batch, trajectories)
             if not phase.distils:
-                batch, critic_metrics = estimate_advantages(
-                    learner.critic, batch, trajectories, config, update_index
-                )
-                metrics |= advantage_metrics(batch.advantages) | critic_metrics
+                batch = estimate_advantages(batch, trajectories, values, config.loss)
+                metrics |= advantage_metrics(batch.advantages)
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.

@@ -148,7 +148,7 @@ def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
     """Write the trainer's file of a checkpoint, or replace it: an evaluation has changed the state. Raises OSError."""
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
-        contents["critic"] = learner.critic.episodes
+        contents["critic"] = vars(learner.critic)
     write_trainer_state(folder / TRAINER_FILE, contents)
 
 
@@ -188,7 +188,8 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         state = TrainerState(**stored["state"])
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
-            learner.critic.episodes = stored["critic"]
+            learner.critic.episodes = stored["critic"]["episodes"]
+            learner.critic.trust = stored["critic"]["trust"]
         # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
         learner.optimizer.state.clear()
         learner.optimizer.load_state_dict(stored["optimizer"])

@@ -12,9 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from configs.config import TrainConfig
 from configs.sections import LossConfig
-from rl.critic import Critic, predict_values
 from rl.trajectory import Batch, Trajectory
 
 EPSILON = 1e-6  # keeps the division by a standard deviation finite
@@ -22,38 +20,23 @@ ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 
 
 def estimate_advantages(
-    critic: Critic | None,
-    batch: Batch,
-    trajectories: Sequence[Trajectory],
-    config: TrainConfig,
-    update_index: int,
-) -> tuple[Batch, dict[str, float]]:
-    """Fill in the batch's advantages as `--advantage` says, and the weights that suit them; and the critic's metrics.
+    batch: Batch, trajectories: Sequence[Trajectory], values: Tensor | None, config: LossConfig
+) -> Batch:
+    """Fill in the batch's advantages as `--advantage` says, and the weights that suit them.
 
-    The critic stores the rollout afterwards, for later updates. While it has no data, the advantages are those of
+    values (N,): the critic's, with `--advantage gae`. In the first rollout it has none, and the advantages are those of
     `--advantage batch`.
-    """
-    if critic is None:
-        return with_relative_returns(batch, trajectories, config.loss), {}
-    values = predict_values(critic, trajectories, config.run.seed, update_index)
-    critic.remember(trajectories)
-    if values is None:
-        return with_relative_returns(batch, trajectories, replace(config.loss, advantage="batch")), {}
-    returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
-    metrics = {"train/explained_variance": explained_variance(values, returns[batch.trajectory])}
-    return replace(batch, advantages=gae(values, batch, trajectories, config.loss.gae_lambda)), metrics
-
-
-def with_relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Batch:
-    """The batch with advantages that are computed from returns alone, and the weights that suit them.
 
     Where trajectories are compared with one another, all of them have the same weight. Failed episodes are longer, and
     would dominate a mean over tokens: at 65 % success the mean advantage would be about -0.5 in place of 0.
     """
+    if values is not None:
+        return replace(batch, advantages=gae(values, batch, trajectories, config.gae_lambda))
+    if config.advantage == "gae":
+        config = replace(config, advantage="batch")
     advantages = relative_returns(batch, trajectories, config)
-    if config.advantage == "absolute":
-        return replace(batch, advantages=advantages)
-    return replace(batch, advantages=advantages, weights=trajectory_weights(batch))
+    weights = batch.weights if config.advantage == "absolute" else trajectory_weights(batch)
+    return replace(batch, advantages=advantages, weights=weights)
 
 
 def trajectory_weights(batch: Batch) -> Tensor:
@@ -152,8 +135,9 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], gae_la
     return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
-def explained_variance(values: Tensor, returns: Tensor) -> float:
+def explained_variance(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory]) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
+    returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])[batch.trajectory]
     variance = returns.var(unbiased=False)
     if variance == 0:
         return 0.0

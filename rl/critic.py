@@ -4,12 +4,17 @@ The state holds true poses and speeds, some 80 numbers, which the policy does no
 al. 2018). So a small network learns from a few hundred episodes in a second, whatever the size of the policy. The
 values of a rollout come from networks fitted on earlier rollouts only. A critic fitted on the rollout's own outcomes
 would predict them, and the advantages would vanish.
+
+Networks fitted on a few episodes predict worse than the task's mean return. So a value lies between the two, where
+linear regression on the rollout before would have put it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +30,19 @@ WIDTH = 128  # of the hidden layers
 DROPOUT = 0.1
 WEIGHT_DECAY = 0.05
 LR = 2e-3
-STEPS = 400  # optimizer steps of a fit
+PASSES = 10  # of a fit over the remembered decisions, an older one counting as its weight
 BATCH_SIZE = 256
 LOGIT_LIMIT = 6.0  # logits are clamped to this in the loss: no outcome is certain
 
 
 @dataclass
 class Critic:
-    """The critic's data: states (T, D) float32 and returns of earlier episodes by task id, the oldest first."""
+    """What the critic has learned: states (T, D) float32 and returns of episodes by task id, the oldest first."""
 
     episodes: dict[int, list[tuple[Tensor, float]]] = field(default_factory=dict)
+    # Weight of the networks' predictions in a value; the rest of it is the task's mean. 0 until a rollout has shown how
+    # well they predict.
+    trust: float = 0.0
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Add a rollout's episodes, and drop all but the newest FORGET_AFTER of each task."""
@@ -44,21 +52,86 @@ class Critic:
             del episodes_of_task[:-FORGET_AFTER]
 
 
+class Remembered(NamedTuple):
+    """All remembered decisions, in the order of the critic's episodes."""
+
+    task_ids: Tensor  # (N,) int64
+    returns: Tensor  # (N,) of their episodes
+    weights: Tensor  # (N,) 1 for the newest episode of a task, halved with every HALF_LIFE newer ones
+
+
+def remembered_decisions(critic: Critic) -> Remembered:
+    lengths: list[int] = []
+    episodes: list[tuple[int, float, float]] = []
+    for task_id, episodes_of_task in critic.episodes.items():
+        ages = reversed(range(len(episodes_of_task)))
+        for age, (states, episode_return) in zip(ages, episodes_of_task, strict=True):
+            lengths.append(len(states))
+            episodes.append((task_id, episode_return, 0.5 ** (age / HALF_LIFE)))
+    task_ids, returns, weights = (
+        torch.tensor(column).repeat_interleave(torch.tensor(lengths))
+        for column in zip(*episodes, strict=True)
+    )
+    return Remembered(task_ids, returns, weights)
+
+
+def rollout_values(
+    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
+) -> Tensor | None:
+    """The chance of success at every decision of a rollout, (N,); None if there was no rollout before it.
+
+    Afterwards the critic learns from the rollout's outcomes, for the next one.
+    """
+    values = None
+    if critic.episodes:
+        lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
+        task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])
+        returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
+        task_of_row = task_ids.repeat_interleave(lengths)
+        predictions = predict_success(critic, trajectories, seed, update_index)
+        means = _mean_returns(remembered_decisions(critic), task_of_row)
+        values = critic.trust * predictions + (1 - critic.trust) * means
+        critic.trust = regression_slope(predictions, returns.repeat_interleave(lengths), task_of_row)
+    critic.remember(trajectories)
+    return values
+
+
+def regression_slope(predictions: Tensor, returns: Tensor, task_ids: Tensor) -> float:
+    """The slope within [0, 1] of the regression of returns on predictions, all (N,), both centred within each task."""
+    predictions = predictions.clone()
+    returns = returns.clone()
+    for task_id in task_ids.unique():
+        rows = task_ids == task_id
+        predictions[rows] -= predictions[rows].mean()
+        returns[rows] -= returns[rows].mean()
+    variance = predictions.square().mean()
+    if variance == 0:
+        return 0.0
+    return ((predictions * returns).mean() / variance).clamp(0, 1).item()
+
+
+def _mean_returns(remembered: Remembered, task_ids: Tensor) -> Tensor:
+    """The mean return of the remembered decisions of each task in `task_ids` (N,); of all of them for a new task."""
+    means = torch.empty(len(task_ids))
+    for task_id in task_ids.unique():
+        rows = remembered.task_ids == task_id
+        if not rows.any():
+            rows = torch.ones_like(rows)
+        weights = remembered.weights[rows]
+        means[task_ids == task_id] = (weights * remembered.returns[rows]).sum() / weights.sum()
+    return means
+
+
 def states_of(trajectory: Trajectory) -> Tensor:
     """The simulator's state at each of a trajectory's T decisions, (T, D) float32."""
     observations = [d.observation for d in trajectory.decisions if d.observation is not None]
     return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
 
-def predict_values(
+def predict_success(
     critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
-) -> Tensor | None:
-    """Predict the chance of success at every decision, (N,), by networks newly fitted on the remembered episodes.
-
-    None if no episode is remembered yet.
-    """
-    if not critic.episodes:
-        return None
+) -> Tensor:
+    """Predict the chance of success at every decision, (N,), by networks newly fitted on the remembered episodes."""
     task_ids = sorted({*critic.episodes, *(trajectory.episode.task_id for trajectory in trajectories)})
     old_states = [states for episodes in critic.episodes.values() for states, _ in episodes]
     new_states = [states_of(trajectory) for trajectory in trajectories]
@@ -91,16 +164,12 @@ def _inputs(states: Sequence[Tensor], tasks: Sequence[int], task_ids: Sequence[i
 
 def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
     """Fit the networks on the remembered states, inputs (N, D) standardised. Newer episodes have larger weights."""
-    episodes = [episode for episodes in critic.episodes.values() for episode in episodes]
-    lengths = torch.tensor([len(states) for states, _ in episodes])
-    returns = torch.tensor([episode_return for _, episode_return in episodes]).repeat_interleave(lengths)
-    ages = torch.cat([torch.arange(len(episodes)).flip(0) for episodes in critic.episodes.values()])
-    weights = (0.5 ** (ages / HALF_LIFE)).repeat_interleave(lengths)
+    remembered = remembered_decisions(critic)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
         torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
-        networks = [fit(inputs, returns, weights) for _ in range(ENSEMBLE)]
+        networks = [fit(inputs, remembered.returns, remembered.weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
     return networks
 
@@ -108,15 +177,17 @@ def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) 
 def fit(inputs: Tensor, returns: Tensor, weights: Tensor) -> nn.Module:
     """Train a network whose logit predicts the returns (N,), each 0 or 1, from the inputs (N, D).
 
-    weights (N,): how often a row is drawn into a batch, relative to the others.
+    weights (N,): how often a row is drawn into a batch, relative to the others. Their sum is the amount of data, to
+    which the number of steps is proportional: in 400 steps the networks learned 25 episodes by heart.
     """
+    steps = math.ceil(PASSES * weights.sum().item() / BATCH_SIZE)
     layers: list[nn.Module] = []
     for size in (inputs.shape[1], WIDTH):
         layers += [nn.Linear(size, WIDTH), nn.SiLU(), nn.Dropout(DROPOUT)]
     network = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=STEPS)
-    for rows in torch.multinomial(weights, STEPS * BATCH_SIZE, replacement=True).split(BATCH_SIZE):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
+    for rows in torch.multinomial(weights, steps * BATCH_SIZE, replacement=True).split(BATCH_SIZE):
         logits = network(inputs[rows])[:, 0].clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
         loss = F.binary_cross_entropy_with_logits(logits, returns[rows])
         optimizer.zero_grad()

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import TrainConfig
-from configs.sections import LossConfig, RolloutConfig
+from configs.sections import LossConfig
 from rl.advantages import (
     estimate_advantages,
     gae,
@@ -18,7 +17,6 @@ from rl.advantages import (
     standardised,
     trajectory_weights,
 )
-from rl.critic import Critic
 from rl.trajectory import flatten, token_weights
 from tests.fakes import ACTION_DIM, trajectory
 
@@ -96,9 +94,7 @@ def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_tr
 def test_long_failures_do_not_outweigh_short_successes_where_episodes_are_compared(kind):
     """gae has no critic in its first update, and takes the advantages of batch: with their weights, too."""
     played = [trajectory(2, True, 0, 0), trajectory(2, True, 0, 1), trajectory(6, False, 0, 2)]
-    config = TrainConfig(loss=LossConfig(advantage=kind), rollout=RolloutConfig(group_size=3))
-    critic = Critic() if kind == "gae" else None
-    batch, _ = estimate_advantages(critic, flatten(played, ACTION_DIM), played, config, 0)
+    batch = estimate_advantages(flatten(played, ACTION_DIM), played, None, LossConfig(advantage=kind))
     assert (batch.weights * batch.advantages).mean().item() == pytest.approx(0, abs=1e-6)
 
 

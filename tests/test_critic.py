@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rl.critic import FORGET_AFTER, Critic, predict_values
-from rl.trajectory import Trajectory
-from tests.fakes import observation, trajectory
+from rl.advantages import explained_variance
+from rl.critic import FORGET_AFTER, Critic, predict_success, regression_slope, rollout_values
+from rl.trajectory import Trajectory, flatten
+from tests.fakes import ACTION_DIM, observation, trajectory
 
 
 def played(count: int, task_id: int = 0) -> list[Trajectory]:
@@ -23,13 +24,30 @@ def played(count: int, task_id: int = 0) -> list[Trajectory]:
     return trajectories
 
 
-def values_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor | None:
-    return predict_values(critic, trajectories, seed, update_index=1)
+def played_by_chance(count: int, seed: int, task_id: int = 0, success_rate: float = 0.7) -> list[Trajectory]:
+    """Episodes of 20 decisions whose states, of 40 numbers, say nothing about their outcomes."""
+    generator = torch.Generator().manual_seed(seed)
+    trajectories = []
+    for i in range(count):
+        success = torch.rand((), generator=generator).item() < success_rate
+        start = torch.randn(40, generator=generator)
+        drift = torch.randn(40, generator=generator) / 10
+        one = trajectory(20, success, task_id=task_id, index=i)
+        decisions = [
+            replace(d, observation=observation(*(start + t * drift).tolist()))
+            for t, d in enumerate(one.decisions)
+        ]
+        trajectories.append(replace(one, decisions=decisions))
+    return trajectories
+
+
+def predictions_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor:
+    return predict_success(critic, trajectories, seed, update_index=1)
 
 
 @pytest.fixture
 def taught(monkeypatch) -> Critic:
-    monkeypatch.setattr("rl.critic.STEPS", 100)
+    monkeypatch.setattr("rl.critic.PASSES", 100)
     critic = Critic()
     critic.remember(played(40) + played(40, task_id=1))  # states of task 1 are one number longer
     return critic
@@ -39,31 +57,72 @@ def test_it_tells_success_from_the_state_for_each_task(taught):
     for task_id in (0, 1):
         new = played(9, task_id)
         won = torch.tensor([float(t.success) for t in new]).repeat_interleave(3)
-        assert (values_of(taught, new) - won).abs().max() < 0.2
+        assert (predictions_of(taught, new) - won).abs().max() < 0.2
 
 
-def test_values_do_not_know_the_outcomes_they_are_compared_with(taught):
+def test_values_do_not_know_the_outcomes_they_are_compared_with():
     new = played(9)
     lost = [replace(t, success=False) for t in new]
-    assert torch.equal(values_of(taught, new), values_of(taught, lost))
-    assert values_of(Critic(), new) is None
+    critics = Critic(), Critic()
+    for critic in critics:
+        assert rollout_values(critic, played(20), 0, 0) is None
+        rollout_values(critic, played(20), 0, 1)
+    assert 0 < critics[0].trust <= 1
+    values, values_if_lost = (
+        rollout_values(critic, episodes, 0, 2) for critic, episodes in zip(critics, (new, lost), strict=True)
+    )
+    assert torch.equal(values, values_if_lost)
+    assert critics[0].trust > critics[1].trust == 0  # but the next rollout's values do
+
+
+def test_values_are_near_the_tasks_mean_where_states_say_nothing():
+    """Networks that learn a few episodes by heart, or values that believe in them, would be worse than a constant."""
+    of_predictions: list[float] = []
+    of_values: list[float] = []
+    for seed in range(4):
+        critic = Critic()
+        for update_index in range(3):
+            new = played_by_chance(25, 10 * seed + update_index)
+            batch = flatten(new, ACTION_DIM)
+            if update_index > 0:
+                predictions = predict_success(critic, new, seed, update_index)
+                of_predictions.append(explained_variance(predictions, batch, new))
+            values = rollout_values(critic, new, seed, update_index)
+            if values is not None:
+                of_values.append(explained_variance(values, batch, new))
+    assert sum(of_predictions) / len(of_predictions) > -0.2  # -0.7 with 400 steps
+    assert sum(of_values) / len(of_values) > -0.1
+    other = rollout_values(critic, played_by_chance(5, 99, task_id=3), 0, 9)  # a task that it has not seen
+    assert ((other > 0) & (other < 1)).all()
+
+
+def test_the_slope_is_that_of_least_squares_within_each_task():
+    generator = torch.Generator().manual_seed(0)
+    task_ids = torch.tensor([0] * 40 + [1] * 60)
+    predictions = torch.rand(100, generator=generator) + task_ids
+    returns = 0.4 * predictions + 0.1 * torch.rand(100, generator=generator) - 3.0 * task_ids
+    columns = torch.stack([predictions, (task_ids == 0).float(), (task_ids == 1).float()], dim=1)
+    expected = torch.linalg.lstsq(columns, returns[:, None]).solution[0].item()
+    assert regression_slope(predictions, returns, task_ids) == pytest.approx(expected, rel=1e-4)
+    assert regression_slope(predictions, -returns, task_ids) == 0
+    assert regression_slope(predictions, 5 * returns, task_ids) == 1
+    assert regression_slope(torch.ones(100), returns, task_ids) == 0
 
 
 def test_values_are_a_function_of_what_is_remembered_the_seed_and_the_update(taught):
     torch.rand(3)  # what others draw does not matter
-    first = values_of(taught, played(9))
+    first = predictions_of(taught, played(9))
     before = torch.get_rng_state()
-    assert torch.equal(values_of(taught, played(9)), first)
+    assert torch.equal(predictions_of(taught, played(9)), first)
     assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(values_of(taught, played(9), seed=1), first)
+    assert not torch.equal(predictions_of(taught, played(9), seed=1), first)
 
 
-def test_a_single_remembered_decision_gives_values(monkeypatch):
-    monkeypatch.setattr("rl.critic.STEPS", 2)
+def test_a_single_remembered_decision_gives_values():
     critic = Critic()
     (one,) = played(1)
     critic.remember([replace(one, decisions=one.decisions[:1])])
-    assert values_of(critic, played(3)).isfinite().all()
+    assert predictions_of(critic, played(3)).isfinite().all()
 
 
 def test_the_oldest_episodes_of_a_task_are_forgotten():

@@ -19,7 +19,7 @@ from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
-from rl.critic import predict_values
+from rl.critic import predict_success
 from rl.phases import PhaseState, phase_at
 from rl.randomness import Randomness
 from rl.rollout import play_episodes
@@ -58,13 +58,12 @@ class Case(NamedTuple):
     learner: Learner
     trajectories: list[Trajectory]
     batch: Batch
-    values: list[float] | None  # of a critic
+    values: Tensor | None  # (N,), of a critic
 
 
 @pytest.fixture(autouse=True)
 def constants_of_a_small_problem(monkeypatch):
-    """A critic that is fitted in no time, and a dual clip that ratios of this size reach."""
-    monkeypatch.setattr("rl.critic.STEPS", 20)
+    """A dual clip that ratios of this size reach."""
     monkeypatch.setattr("rl.losses.DUAL_CLIP", DUAL_CLIP)
 
 
@@ -98,8 +97,8 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     values = None
     if learner.critic is not None:
         learner.critic.remember(trajectories)
-        values = predict_values(learner.critic, trajectories, seed=0, update_index=3).tolist()
-    batch, _ = estimate_advantages(learner.critic, batch, trajectories, config, 3)
+        values = predict_success(learner.critic, trajectories, seed=0, update_index=3)
+    batch = estimate_advantages(batch, trajectories, values, config.loss)
     return Case(config, phase, learner, trajectories, batch, values)
 
 
@@ -169,7 +168,7 @@ def reference_advantages(case: Case) -> list[float]:
         elif kind == "batch":
             advantages += [standard_score(returns[i], returns)] * count
         else:
-            values = case.values[len(advantages) : len(advantages) + count]
+            values = case.values[len(advantages) : len(advantages) + count].tolist()
             advantages += reference_gae(values, returns[i])
     if kind == "gae":
         advantages = [standard_score(a, advantages) for a in advantages]
