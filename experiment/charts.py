@@ -1,165 +1,153 @@
-"""Lay out the charts of the report page: values become positions in a picture of 1000 by 1000 units.
+"""The charts of the report page: success in the evaluations, and what was recorded for every update."""
 
-The template stretches the picture to any width and writes the labels as text of the page, so they stay readable on a
-narrow screen. The page's style sheet gives the colours, also for dark screens.
-"""
-
-import math
-from collections.abc import Mapping, Sequence
+import base64
+import io
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiment.evaluator import Role
 from experiment.run_files import MetricsRow
+from experiment.verdict import Evaluation
 from rl.phases import Phase
 
-SIZE = 1000
-HEADROOM = 0.08  # share of the values' range that is left free above and below them
-SMALL = 0.4  # the axis of positive values begins at 0 if the lowest is below this share of the highest
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells when it makes its cache of fonts
 
-
-class Tick(NamedTuple):
-    position: float  # in per cent of the axis
-    label: str
-
-
-class Axis(NamedTuple):
-    """A range of values that is drawn from one end of the picture to the other."""
-
-    low: float
-    high: float
-
-    def position(self, value: float) -> float:
-        """Where a value lies between the two ends, from 0 to SIZE."""
-        return round(SIZE * (value - self.low) / (self.high - self.low), 1)
-
-    def ticks(self) -> list[Tick]:
-        """Three to five round numbers."""
-        length = self.high - self.low
-        power = 10 ** math.floor(math.log10(length / 5))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= length / 5)
-        multiples = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        # Enough digits that neighbouring labels differ.
-        digits = max(3, 2 + math.floor(math.log10(max(abs(self.low), abs(self.high)) / step)))
-        return [Tick(100 * (step * n - self.low) / length, short(step * n, digits)) for n in multiples]
-
-
-class Point(NamedTuple):
-    """A recorded value with its interval, which is the value alone where none was recorded."""
-
-    x: float
-    y: float  # counted downwards, as in SVG
-    top: float
-    bottom: float
+GREY = "#7a8490"  # readable on white and on black
+STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 9,
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+SHADES = {"warmup": "#f1c232", "transition": "#6aa2e8"}
+STUDENTS: dict[Role, str] = {"student_sampled": "sampled student", "student": "greedy student"}
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The values of one metric against env steps."""
+class Panel:
+    """Metrics that are drawn in one chart, and what good curves look like (HTML)."""
 
-    metric: str
-    label: str
-    last: str  # the last value, as text
-    points: Sequence[Point]
-
-    @property
-    def line(self) -> str:
-        """The points as the `d` of an SVG path."""
-        return "M" + " L".join(f"{point.x} {point.y}" for point in self.points)
-
-    @property
-    def band(self) -> str:
-        """The outline of all intervals as the `d` of an SVG path; empty if no point has one."""
-        if all(point.top == point.bottom for point in self.points):
-            return ""
-        above = [f"{point.x} {point.top}" for point in self.points]
-        below = [f"{point.x} {point.bottom}" for point in reversed(self.points)]
-        return "M" + " L".join(above + below) + " Z"
+    title: str
+    reading: str
+    metrics: Mapping[str, str]  # metric -> label
 
 
-class Span(NamedTuple):
-    """The env steps of one phase."""
-
-    phase: str
-    start: float
-    width: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    curves: Sequence[Curve]
-    spans: Sequence[Span]
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
-
-
-def draw_chart(rows: Sequence[MetricsRow], metrics: Mapping[str, str], is_rate: bool) -> Chart:
-    """Lay out the recorded ones of `metrics` (metric -> label) against env steps.
-
-    is_rate: the axis goes from 0 to 100 %.
-    """
-    write = per_cent if is_rate else short
-    if is_rate:
-        y_axis = Axis(0, 1)
-        y_ticks = [Tick(100 * share, per_cent(share)) for share in (0, 0.25, 0.5, 0.75, 1)]
-    else:
-        y_axis = _fit([row[metric] for row in rows for metric in metrics if metric in row])
-        y_ticks = y_axis.ticks()
-    env_steps = max((row["global_step"] for row in rows), default=0)
-    x_axis = Axis(0, env_steps or 1)
-    x_ticks = x_axis.ticks() if env_steps else [Tick(0, "0")]
-    curves = []
-    for metric, label in metrics.items():
-        recorded = [row for row in rows if metric in row]
-        if recorded:
-            points = [_draw_point(row, metric, x_axis, y_axis) for row in recorded]
-            curves.append(Curve(metric, label, write(recorded[-1][metric]), points))
-    return Chart(curves, _draw_phases(rows, x_axis), x_ticks, y_ticks)
-
-
-def _draw_point(row: MetricsRow, metric: str, x_axis: Axis, y_axis: Axis) -> Point:
-    value = row[metric]
-    return Point(
-        x_axis.position(row["global_step"]),
-        SIZE - y_axis.position(value),
-        SIZE - y_axis.position(row.get(f"{metric}_high", value)),
-        SIZE - y_axis.position(row.get(f"{metric}_low", value)),
-    )
+PANELS = (
+    Panel(
+        "Training rollouts",
+        "Success of the training episodes. It may drop when the student begins to act, then it rises.",
+        {"rollout/success_rate": "success rate"},
+    ),
+    Panel(
+        "Agreement with the teacher",
+        "In the warmup. Good: it rises; if it is flat, raise <code>--warmup-lr</code>.",
+        {"distill/accuracy": "share of tokens"},
+    ),
+    Panel(
+        "Advantages",
+        "The spread is what can be learned from. If the share of zeros stays at 1, all episodes end alike: use longer "
+        "rollouts, other tasks, or <code>--dynamic-sampling</code>.",
+        {"advantage/std": "standard deviation", "train/zero_advantage_fraction": "share that is 0"},
+    ),
+    Panel(
+        "Policy change by an update",
+        "In nats a token. At 0 nothing is learned; if it climbs, lower <code>--desired-kl</code> or "
+        "<code>--n-epochs</code>.",
+        {"train/approx_kl": "approximate KL"},
+    ),
+    Panel(
+        "Entropy",
+        "In nats a token. If it falls to 0 within a few updates, the policy stops exploring: raise "
+        "<code>--temperature</code>.",
+        {"train/entropy": "entropy"},
+    ),
+    Panel(
+        "Gradient norm",
+        "Before clipping. Good: of the same order throughout, and no skipped steps.",
+        {"train/grad_norm": "norm", "train/skipped_steps": "skipped steps"},
+    ),
+    Panel(
+        "Wall time",
+        "Seconds of each update and its rollout, and of evaluations.",
+        {"rollout/time_s": "rollout", "time/update": "update", "time/eval": "evaluation"},
+    ),
+    Panel(
+        "Memory",
+        "In GiB. Good: constant after the first updates.",
+        {"system/gpu_mem_gb": "GPU, peak", "system/ram_gb": "main memory"},
+    ),
+)
 
 
-def _draw_phases(rows: Sequence[MetricsRow], x_axis: Axis) -> list[Span]:
-    """The phases as spans; updates of the same phase are one span."""
-    spans: list[Span] = []
+def draw_panels(rows: Sequence[MetricsRow]) -> Iterator[tuple[Panel, str]]:
+    """The panels of which something was recorded, each with its picture."""
+    for panel in PANELS:
+        curves = {label: _points(rows, metric) for metric, label in panel.metrics.items()}
+        if any(curves.values()):
+            with rc_context(STYLE):
+                figure = Figure(figsize=(4, 1.9), layout="constrained")
+                axes = figure.subplots()
+                for label, points in curves.items():
+                    if points:
+                        axes.plot(*zip(*points, strict=True), marker=".", label=label)
+                _finish(axes, rows, legend=len(panel.metrics) > 1)
+                yield panel, _svg(figure)
+
+
+def _points(rows: Sequence[MetricsRow], metric: str) -> list[tuple[float, float]]:
+    return [(row["global_step"], row[metric]) for row in rows if metric in row]
+
+
+def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) -> str:
+    """Success of the student against env steps, with 95 % intervals, and the teacher's as a line."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for role, label in STUDENTS.items():
+            played = [evaluation for evaluation in evaluations if role in evaluation.episodes]
+            rates = [evaluation.rates[role] for evaluation in played]
+            below = [rate.rate - rate.interval[0] for rate in rates]
+            above = [rate.interval[1] - rate.rate for rate in rates]
+            steps = [evaluation.env_steps for evaluation in played]
+            axes.errorbar(
+                steps, [rate.rate for rate in rates], [below, above], marker="o", capsize=3, label=label
+            )
+        if "teacher" in evaluations[0].episodes:
+            axes.axhline(evaluations[0].rates["teacher"].rate, color=GREY, linestyle="--", label="teacher")
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+        axes.set_xlabel("env steps of training")
+        _finish(axes, rows, legend=True)
+        return _svg(figure)
+
+
+def _finish(axes: Axes, rows: Sequence[MetricsRow], legend: bool) -> None:
+    """Shade the warmup and the transition, and write numbers and names."""
     start = 0.0
     for row in rows:
         if "schedule/phase" in row:
             phase = list(Phase)[int(row["schedule/phase"])].value
-            end = x_axis.position(row["global_step"])
-            if spans and spans[-1].phase == phase:
-                start = spans.pop().start
-            spans.append(Span(phase, start, end - start))
-            start = end
-    return spans
+            if phase in SHADES:
+                axes.axvspan(start, row["global_step"], color=SHADES[phase], alpha=0.2, linewidth=0)
+            start = row["global_step"]
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", color=GREY, alpha=0.25)
+    if legend:
+        axes.legend(frameon=False)
 
 
-def _fit(values: Sequence[float]) -> Axis:
-    """An axis with room above and below the values; it begins at 0 if that costs little of the picture."""
-    low = min(values, default=0)
-    high = max(values, default=1)
-    if 0 <= low <= SMALL * high:
-        low = 0
-    room = HEADROOM * (high - low) or 0.5 * abs(high) or 1
-    return Axis(0 if low == 0 else low - room, high + room)
-
-
-def per_cent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def short(value: float, digits: int = 3) -> str:
-    """A number with three digits, or as many as given: 0.0214, 1.5k, 3e-05."""
-    rounded = abs(float(f"{value:.{digits}g}"))
-    if rounded >= 1e6:
-        return f"{value / 1e6:.{digits}g}M"
-    if rounded >= 1e3:
-        return f"{value / 1e3:.{digits}g}k"
-    return f"{value:.{digits}g}"
+def _svg(figure: Figure) -> str:
+    """The picture as the value of a `src` attribute."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", transparent=True)
+    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -25,7 +25,7 @@ from experiment.results import (
     read_results,
     settings_of,
 )
-from experiment.setup import choose_looks, find_commit, load_policy, make_spec, weights_fingerprint
+from experiment.setup import choose_looks, find_commit, load_policy, make_spec
 from experiment.simulators import Limit, count_simulators
 from experiment.stopping import interruptible
 from experiment.stored_run import read_training
@@ -160,8 +160,7 @@ def open_evaluation(config: EvalConfig, plan: Plan, out: Path) -> tuple[Policy, 
     for suite in config.suites:
         base_suite, _ = split_suite(suite)
         select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
-    weights = weights_fingerprint(policy)
-    settings = settings_of(config.model, config.simulator, policy, weights, config.seed, config.prompt)
+    settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
     checkpoint = str(config.model.checkpoint)
     origin = {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
     return policy, open_results(out, settings, {**plan.provenance, **origin})

@@ -94,7 +94,7 @@ def save_checkpoint(
     learner: Learner,
     state: TrainerState,
     keep: int,
-    best: Mapping[str, float | None] | None = None,
+    best: Mapping[str, object] | None = None,
 ) -> Path:
     """Save the checkpoint `checkpoints/step_N`, move the pointer `latest` to it and delete all but the newest `keep`.
 
@@ -207,7 +207,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
 
 
 def mark_best(
-    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, float | None]
+    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, object]
 ) -> None:
     """Point `best` at the state's checkpoint and write its metadata.json, with `state.best_score`; rank 0 only."""
     if not learner.ranks.is_main:

@@ -1,31 +1,35 @@
-"""When a run is evaluated, what is written then, and which evaluations stop a run that cannot learn."""
+"""When a run is evaluated, who plays, what is written then, and which evaluations stop a run that cannot learn."""
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from configs.config import TrainConfig
 from configs.sections import PhaseConfig
-from contracts import BadInput, first_line, write_json
+from contracts import BadInput, first_line
 from experiment.checkpoints import TrainerState, mark_best, save_state
+from experiment.evaluator import EpisodeKey, EpisodeResult, Filming, Player, Role, evaluate
 from experiment.report import update_report
-from experiment.run_files import Outcome, outcomes_path
+from experiment.results import Results, evaluation_path, group_by_role, settings_of, write_results
 from experiment.run_folder import Run
-from experiment.statistics import Successes
-from experiment.validation import Validation, validate
+from experiment.statistics import Successes, count_successes
 from experiment.verdict import NEARLY_ALL
-from experiment.videos import write_video
+from experiment.videos import video_folder
 from rl.phases import end_of_warmup, phase_at
-from rl.trajectory import Trajectory
 from rl.update import Learner
 
 if TYPE_CHECKING:
     from envs.pool import Pool
 
 log = logging.getLogger(__name__)
+
+Rates = Mapping[Role, Successes]
 
 
 def evaluation_steps(config: TrainConfig) -> list[int]:
@@ -60,65 +64,124 @@ def evaluate_and_record(
 
     Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
-    known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     started = time.perf_counter()
+    filming = Filming("first", video_folder(run.folder, state.global_step))
     with run.timed("eval"):
-        validation = validate(learner, pool, config, known_teacher)
-    run.episode_s = (time.perf_counter() - started) / validation.num_played
-    record_validation(run, state, validation)
-    check_validation(config, state, validation)
-    keep_validation(config, run, learner, state, validation)
-
-
-def record_validation(run: Run, state: TrainerState, validation: Validation) -> None:
-    """Log the result, add it to the metrics, and write the evaluation's files and the report."""
-    run.log_metrics(state.global_step, state.update, validation.metrics())
-    log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", validation)
+        episodes = play_evaluation(config, learner, pool, state, filming)
+    run.episode_s = (time.perf_counter() - started) / len(episodes)
+    rates = count_by_role(episodes, state)
+    run.log_metrics(state.global_step, state.update, metrics_of(rates, episodes))
+    log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", describe(rates, episodes))
     if run.ranks.is_main:
-        write_evaluation(run, state.global_step, validation)
+        write_evaluation(config, run, learner, state.global_step, episodes)
         update_report(run.folder)
+    check_rates(config, state, rates)
+    remember(config, run, learner, state, rates)
 
 
-def check_validation(config: TrainConfig, state: TrainerState, validation: Validation) -> None:
+def play_evaluation(
+    config: TrainConfig, learner: Learner, pool: Pool, state: TrainerState, filming: Filming
+) -> list[EpisodeResult]:
+    """Play the held-out initial states: the greedy and the sampled student, and whoever plays at the start alone.
+
+    At the start these are the teacher, which never changes, and the student by the medians of its distributions. A
+    student that still equals its greedy teacher is played for both: its passes are compiled already.
+    """
+    temperature = config.rollout.temperature
+    greedy_keys = held_out(config, repeats=1)
+    sampled_keys = held_out(config, repeats=config.evaluation.eval_trials)
+    no_videos = Filming()
+    teacher = Player(learner.teacher_mode, actor="teacher")
+    episodes = []
+    if state.teacher_k is None and not student_equals_teacher(learner):
+        episodes += _play(config, learner, pool, greedy_keys, teacher, filming)
+    student = _play(config, learner, pool, greedy_keys, Player("greedy"), filming)
+    episodes += student
+    if state.teacher_k is None and student_equals_teacher(learner):
+        episodes += [replace(result, actor="teacher") for result in student]
+    episodes += _play(config, learner, pool, sampled_keys, Player("sample", temperature), no_videos)
+    if state.evaluated_at is None:
+        episodes += _play(config, learner, pool, greedy_keys, Player("median"), no_videos)
+    return episodes
+
+
+def _play(
+    config: TrainConfig,
+    learner: Learner,
+    pool: Pool,
+    keys: Sequence[EpisodeKey],
+    player: Player,
+    filming: Filming,
+) -> list[EpisodeResult]:
+    return evaluate(
+        learner.policy, pool, keys, player, config.run.seed, config.model.max_batch, filming, learner.ranks
+    )
+
+
+def held_out(config: TrainConfig, repeats: int) -> list[EpisodeKey]:
+    """Every held-out initial state of every task, `repeats` times."""
+    task = config.task
+    starts = product(range(repeats), task.task_ids, range(*task.eval_init_states))
+    return [EpisodeKey(task.task_suite, task_id, False, state, repeat) for repeat, task_id, state in starts]
+
+
+def student_equals_teacher(learner: Learner) -> bool:
+    """Whether the greedy student still decides as its teacher does."""
+    return learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
+
+
+def count_by_role(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rates:
+    """The successes of everyone who played, and of the teacher also where it played in an earlier evaluation."""
+    rates: dict[Role, Successes] = {}
+    if state.teacher_k is not None:
+        rates["teacher"] = Successes(state.teacher_k, state.teacher_n or 0)
+    for role, played in group_by_role(episodes).items():
+        rates[role] = count_successes(result.success for result in played)
+    return rates
+
+
+def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, float]:
+    """Success rates, also by task, and the entropy of the sampled student, under their names in metrics.jsonl."""
+    metrics = {f"eval/{role}_success": successes.rate for role, successes in rates.items()}
+    metrics["eval/gap"] = rates["teacher"].rate - rates["student"].rate
+    for role, played in group_by_role(episodes).items():
+        task_ids = sorted({result.task_id for result in played})
+        for task_id in task_ids if len(task_ids) > 1 else ():
+            of_task = count_successes(result.success for result in played if result.task_id == task_id)
+            metrics[f"eval/{role}_success_task_{task_id}"] = of_task.rate
+    entropies = [result.entropy for result in episodes if result.entropy is not None]
+    if entropies:
+        metrics["eval/entropy"] = mean(entropies)
+    return metrics
+
+
+def describe(rates: Rates, episodes: Sequence[EpisodeResult]) -> str:
+    """The result of an evaluation in one line."""
+    line = ", ".join(f"{role.replace('_', ' ')} {successes}" for role, successes in rates.items())
+    entropy = metrics_of(rates, episodes).get("eval/entropy")
+    return line if entropy is None else f"{line}, entropy {entropy:.2f} nats a token"
+
+
+def check_rates(config: TrainConfig, state: TrainerState, rates: Rates) -> None:
     """Check the first evaluation, and the one after the warmup. Raises BadInput if the run cannot learn."""
     if state.evaluated_at is None:
-        check_baseline(config, validation)
+        check_baseline(config, rates)
     if warmup_has_ended(config, state):
-        check_imitation(config.phases, validation)
+        check_imitation(config.phases, rates)
 
 
-def keep_validation(
-    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, validation: Validation
-) -> None:
-    """Mark the newest checkpoint if it is the best, and let it remember the evaluation.
-
-    A resumed run then neither repeats the evaluation nor cuts its record.
-    """
-    state.evaluated_at = state.global_step
-    state.teacher_k = validation.teacher.k
-    state.teacher_n = validation.teacher.n
-    if config.evaluation.best_by == "evaluation" and state.take_best(validation.student.rate):
-        mark_best(run.checkpoints, learner, state, validation.metrics())
-    state.metrics_bytes = run.metrics_bytes()
-    if learner.ranks.is_main:
-        save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
-
-
-def check_baseline(config: TrainConfig, validation: Validation) -> None:
+def check_baseline(config: TrainConfig, rates: Rates) -> None:
     """Check the first evaluation: raise BadInput if the policy that training starts from had no success.
 
     That is the teacher, or without a warmup and transition the student. Logs a warning if the student nearly always
     succeeds already.
     """
     first_phase = phase_at(0, config.phases)
-    student = validation.student if validation.student_sampled is None else validation.student_sampled
-    if first_phase.distils or first_phase.epsilon > 0:
-        actor = "teacher"
-        baseline = validation.teacher
-    else:
-        actor = "student"
-        baseline = student
+    student = rates.get("student_sampled", rates["student"])
+    teacher_begins = first_phase.distils or first_phase.epsilon > 0
+    baseline = rates["teacher"] if teacher_begins else student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
+        actor = "teacher" if teacher_begins else "student"
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
@@ -129,56 +192,51 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
         log.warning("the student starts with a success of %s: %s", student, advice)
 
 
-def check_imitation(phases: PhaseConfig, validation: Validation) -> None:
+def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
     """Check the evaluation after the warmup: raise BadInput if the student has not learned to do as the teacher does.
 
     The student fails only if its success rate is below the required one with a confidence of 95 %.
     """
-    required = phases.warmup_agreement * validation.teacher.rate
-    _, upper_bound = validation.student.interval
+    required = phases.warmup_agreement * rates["teacher"].rate
+    _, upper_bound = rates["student"].interval
     if upper_bound < required:
         raise BadInput(
-            f"after the warmup the greedy student succeeds in {validation.student}, and the teacher in "
-            f"{validation.teacher}: the student did not learn to imitate the teacher. Start again with more "
+            f"after the warmup the greedy student succeeds in {rates['student']}, and the teacher in "
+            f"{rates['teacher']}: the student did not learn to imitate the teacher. Start again with more "
             "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "
             "--warmup-agreement 0"
         )
 
 
-def write_evaluation(run: Run, global_step: int, validation: Validation) -> None:
-    """Write the outcome of every episode, and the videos. A failure is logged and does not stop the run."""
+def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerState, rates: Rates) -> None:
+    """Mark the newest checkpoint if it is the best, and let it remember the evaluation.
+
+    A resumed run then neither repeats the evaluation nor cuts its record.
+    """
+    state.evaluated_at = state.global_step
+    state.teacher_k = rates["teacher"].k
+    state.teacher_n = rates["teacher"].n
+    if config.evaluation.best_by == "evaluation" and state.take_best(rates["student"].rate):
+        mark_best(run.checkpoints, learner, state, {role: rate.as_dict() for role, rate in rates.items()})
+    state.metrics_bytes = run.metrics_bytes()
+    if learner.ranks.is_main:
+        save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
+
+
+def write_evaluation(
+    config: TrainConfig, run: Run, learner: Learner, global_step: int, episodes: list[EpisodeResult]
+) -> None:
+    """Write the file of the episodes, and show the videos in wandb. A failure is logged and does not stop the run."""
     try:
-        _write_outcomes(run, global_step, validation)
-        _write_videos(run, global_step, validation)
+        checkpoint = str(run.checkpoints / f"step_{global_step}")
+        model = replace(config.model, checkpoint=checkpoint)
+        settings = settings_of(model, config.simulator, learner.policy, config.run.seed)
+        path = evaluation_path(run.folder, global_step)
+        path.parent.mkdir(exist_ok=True)
+        write_results(path, Results(settings, {}, episodes, complete=True))
     except Exception as error:
-        log.warning(
-            "step %d: files of the evaluation could not be written (%s)", global_step, first_line(error)
-        )
-
-
-def _write_outcomes(run: Run, global_step: int, validation: Validation) -> None:
-    # Every (task, initial state) is one group. Episode indices go through all groups once per trial.
-    num_starts = len({trajectory.episode.group for trajectory in validation.trajectories["student"]})
-    outcomes: dict[str, list[dict[str, object]]] = {}
-    for actor, trajectories in validation.trajectories.items():
-        outcomes[actor] = [asdict(_outcome_of(trajectory, num_starts)) for trajectory in trajectories]
-    path = outcomes_path(run.folder, global_step)
-    path.parent.mkdir(exist_ok=True)
-    write_json(path, outcomes)
-
-
-def _outcome_of(trajectory: Trajectory, num_starts: int) -> Outcome:
-    episode = trajectory.episode
-    assert episode.init_state_id is not None, "evaluations play the benchmark's initial states"
-    trial = episode.index // num_starts
-    return Outcome(episode.task_id, episode.init_state_id, trial, trajectory.success, trajectory.env_steps)
-
-
-def _write_videos(run: Run, global_step: int, validation: Validation) -> None:
-    for actor, trajectories in validation.trajectories.items():
-        first = trajectories[0]
-        if first.frames:
-            path = run.folder / "videos" / f"{actor}-step_{global_step}.mp4"
-            write_video(path, first.frames)
-            ending = "success" if first.success else "failure"
-            run.wandb.video(f"video/{actor}", path, global_step, f"{first.episode.describe()}: {ending}")
+        log.warning("%s could not be written (%s)", f"evaluation of step {global_step}", first_line(error))
+    for result in episodes:
+        if result.video is not None:
+            file = video_folder(run.folder, global_step) / result.video
+            run.wandb.video(f"video/{result.role}", file, global_step, f"{result.key}: {result.ending}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Actor = Literal["student", "teacher"]
+# Who acts in the evaluations of a run; the metric is eval/ROLE_success.
+Role = Literal["teacher", "student", "student_sampled", "student_median"]
 
 # An episode's index is composed with these strides. The first is above the number of tasks of any suite (90), the
 # second above the number of initial states of any task, the third above all numbers of official states.
@@ -84,8 +86,20 @@ class EpisodeResult:
         return EpisodeKey(self.task_suite, self.task_id, self.fresh, self.init_state_id, self.repeat)
 
     @property
+    def ending(self) -> str:
+        return "success" if self.success else "failure"
+
+    @property
     def player(self) -> Player:
         return Player(self.mode, self.temperature, self.actor)
+
+    @property
+    def role(self) -> Role:
+        if self.actor == "teacher":
+            return "teacher"
+        if self.mode == "sample":
+            return "student_sampled"
+        return "student_median" if self.mode == "median" else "student"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +18,8 @@ from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput, read_bytes, replaced
 from envs.assets import find_pack
 from envs.tasks import bddl_task
-from experiment.evaluator import EpisodeKey, EpisodeResult, Player
+from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
+from experiment.setup import weights_fingerprint
 from json_fields import read_fields
 
 if TYPE_CHECKING:
@@ -76,11 +78,23 @@ class Results:
 FILE_TYPE = TypeAdapter(Results)
 
 
+def group_by_role(episodes: Iterable[EpisodeResult]) -> dict[Role, list[EpisodeResult]]:
+    """The episodes of an evaluation in a run, by who acted."""
+    groups: dict[Role, list[EpisodeResult]] = {}
+    for result in episodes:
+        groups.setdefault(result.role, []).append(result)
+    return groups
+
+
+def evaluation_path(run_folder: Path, env_steps: int) -> Path:
+    """The results file of the evaluation of a run after so many env steps."""
+    return run_folder / "evaluations" / f"step_{env_steps}.json"
+
+
 def settings_of(
     model: ModelConfig,
     simulator: SimulatorConfig,
     policy: Policy,
-    weights: str,
     seed: int,
     prompt: Literal["clean", "leaked"] = "clean",
 ) -> Settings:
@@ -88,7 +102,7 @@ def settings_of(
     bddl_file = simulator.bddl_file
     return Settings(
         checkpoint=str(model.checkpoint),
-        weights=weights,
+        weights=weights_fingerprint(policy),
         seed=seed,
         assets=str(find_pack(simulator.assets)),
         bddl_sha256=_sha256(bddl_file),

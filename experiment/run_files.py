@@ -1,8 +1,7 @@
 """The files of a run folder, and how the programs that only look at a run read them."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import ConfigDict, PlainValidator, with_config
 
@@ -15,19 +14,6 @@ METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
-# Who plays an evaluation; the metric is eval/ACTOR_success.
-Actor = Literal["teacher", "student", "student_sampled"]
-
-
-@dataclass
-class Outcome:
-    """How an episode of an evaluation ended."""
-
-    task_id: int
-    init_state_id: int
-    trial: int
-    success: bool
-    env_steps: int
 
 
 @with_config(ConfigDict(extra="allow"))  # a resumed run keeps the fields of other versions
@@ -44,17 +30,6 @@ class RunDescription(Provenance, total=False):
 def read_description(folder: Path) -> RunDescription:
     """Read the config.json of a run folder. Raises BadInput."""
     return read_fields(folder / CONFIG_FILE, RunDescription)
-
-
-def outcomes_path(folder: Path, global_step: int) -> Path:
-    """The file with the outcome of every episode of the evaluation at `global_step`: see experiment.evaluation."""
-    return folder / "evaluations" / f"step_{global_step}.json"
-
-
-def read_outcomes(folder: Path, global_step: int) -> dict[str, list[Outcome]]:
-    """The outcomes of an evaluation by actor, the filmed episode first; empty if the run has no file of them."""
-    path = outcomes_path(folder, global_step)
-    return read_fields(path, dict[str, list[Outcome]]) if path.exists() else {}
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

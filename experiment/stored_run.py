@@ -1,9 +1,9 @@
-"""Read a run, finished or not, from its folder: its evaluations, its change of success, and its training time."""
+"""Read a run, finished or not, from its folder: its metrics, its settings, and what its training took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import cast
 
 from configs.sections import PhaseConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
@@ -14,17 +14,11 @@ from experiment.run_files import (
     RunDescription,
     read_description,
     read_metrics,
-    read_outcomes,
 )
-from experiment.statistics import Paired, Successes, compare
 from json_fields import read_fields
 
-TEACHER = "eval/teacher_success"
-GREEDY = "eval/student_success"
-SAMPLED = "eval/student_sampled_success"
+GREEDY = "eval/student_success"  # every evaluation has it
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
-
-EpisodeOutcomes: TypeAlias = dict[tuple[int, int, int], bool]  # (task, initial state, trial) -> success
 
 
 @dataclass(frozen=True)
@@ -37,32 +31,14 @@ class StoredRun:
     phases: PhaseConfig
 
     @property
-    def evaluations(self) -> list[MetricsRow]:
-        """The rows of metrics.jsonl that hold an evaluation, oldest first."""
-        return [row for row in self.rows if GREEDY in row]
-
-    @property
-    def best_evaluation(self) -> MetricsRow:
-        """The evaluation with the highest success rate of the greedy student; the first one of equals.
-
-        `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
-        """
-        return max(self.evaluations, key=lambda row: row[GREEDY])
-
-    def successes_in(self, row: MetricsRow, metric: str) -> Successes:
-        """The successes of an actor in an evaluation. Raises BadInput."""
-        k = row.get(f"{metric}_k", -1)
-        n = row.get(f"{metric}_n", 0)
-        if not 0 <= k <= n or n == 0:
-            path = self.folder / METRICS_FILE
-            raise BadInput(f"{path} is damaged: at step {row['global_step']} {metric} is {k} of {n}")
-        return Successes(int(k), int(n))
+    def evaluated_steps(self) -> list[int]:
+        """The env steps of its evaluations, oldest first."""
+        return [int(row["global_step"]) for row in self.rows if GREEDY in row]
 
     @property
     def is_finished(self) -> bool:
         """Whether the run has had its last evaluation."""
-        evaluations = self.evaluations
-        return bool(evaluations) and evaluations[-1]["global_step"] >= self.phases.total_steps
+        return self.evaluated_steps[-1:] >= [self.phases.total_steps]
 
     def status(self) -> str:
         """How far the run has come, in one line."""
@@ -170,82 +146,3 @@ def _num_gpus(description: RunDescription) -> int:
     if not has_gpu or description["config"].get("model", {}).get("device") == "cpu":
         return 0
     return description.get("ranks", 1)
-
-
-class Change(NamedTuple):
-    """A line of the table of results: two success rates and their difference on the same episodes."""
-
-    label: str
-    before: Successes
-    after: Successes
-    paired: Paired | None = None  # None if the outcomes of the episodes were not kept
-
-    def __str__(self) -> str:
-        difference = f"; on the same episodes {self.paired}" if self.paired else ""
-        return f"{self.label}: {self.before} before, {self.after} after{difference}"
-
-
-def changes(run: StoredRun) -> list[Change]:
-    """The changes of success from the first to the last evaluation; empty unless there are two.
-
-    First come the sampled student, the greedy student, and the greedy student compared with its teacher, unless the
-    student began as that teacher. With several tasks, the student on each task follows.
-    """
-    if len(run.evaluations) < 2:
-        return []
-    on_all_tasks = []
-    by_task = []
-    for label, metric in (("student, sampled", SAMPLED), ("student, greedy", GREEDY)):
-        if f"{metric}_k" in run.evaluations[0]:  # without --eval-trials nothing was sampled
-            on_all_tasks.append(_change(run, label, metric, metric))
-            by_task += _changes_by_task(run, label, metric)
-    from_teacher = _change(run, "teacher, then greedy student", TEACHER, GREEDY)
-    if from_teacher[1:] != on_all_tasks[-1][1:]:  # they differ in more than their labels
-        on_all_tasks.append(from_teacher)
-    return on_all_tasks + by_task
-
-
-def trained_changes(run: StoredRun) -> list[Change]:
-    """The changes from the policy that the run was given, sampled and greedy; empty without an evaluation.
-
-    The run was given its own teacher, unless --teacher names another policy.
-    """
-    if not run.evaluations:
-        return []
-    given = TEACHER if run.phases.teacher_checkpoint is None else GREEDY
-    greedy = _change(run, "greedy", given, GREEDY)
-    if f"{SAMPLED}_k" not in run.evaluations[0]:  # --eval-trials 0
-        return [greedy]
-    return [_change(run, "sampled", SAMPLED, SAMPLED), greedy]
-
-
-def _change(run: StoredRun, label: str, metric_before: str, metric_after: str) -> Change:
-    """The change from an actor in the first evaluation to an actor in the last one."""
-    first = run.evaluations[0]
-    last = run.evaluations[-1]
-    before = _successes_by_episode(run, first, metric_before)
-    pairs = compare(before, _successes_by_episode(run, last, metric_after))
-    paired = pairs if pairs.n > 0 else None
-    return Change(label, run.successes_in(first, metric_before), run.successes_in(last, metric_after), paired)
-
-
-def _changes_by_task(run: StoredRun, label: str, metric: str) -> list[Change]:
-    """One line for each task; none unless both evaluations have episodes of several tasks."""
-    before = _successes_by_episode(run, run.evaluations[0], metric)
-    after = _successes_by_episode(run, run.evaluations[-1], metric)
-    task_ids = sorted({task_id for task_id, _, _ in before.keys() & after.keys()})
-    if len(task_ids) <= 1:
-        return []
-    lines = []
-    for task_id in task_ids:
-        task_outcomes = {episode: success for episode, success in before.items() if episode[0] == task_id}
-        pairs = compare(task_outcomes, after)
-        lines.append(Change(f"task {task_id}, {label}", pairs.before, pairs.after, pairs))
-    return lines
-
-
-def _successes_by_episode(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
-    """Whether every episode of an actor succeeded in an evaluation; empty if the run has no file of outcomes."""
-    actor = metric.removeprefix("eval/").removesuffix("_success")
-    outcomes = read_outcomes(run.folder, int(evaluation["global_step"])).get(actor, [])
-    return {(outcome.task_id, outcome.init_state_id, outcome.trial): outcome.success for outcome in outcomes}

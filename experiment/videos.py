@@ -9,6 +9,11 @@ import numpy as np
 FRAMES_PER_SECOND = 20  # LIBERO's control rate, so a video plays in real time
 
 
+def video_folder(run_folder: Path, env_steps: int) -> Path:
+    """Where the videos of an evaluation in a run are."""
+    return run_folder / "videos" / f"step_{env_steps}"
+
+
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write frames (H, W, 3) uint8, one per env step, as H.264.
 

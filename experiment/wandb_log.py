@@ -8,10 +8,9 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from contracts import first_line
-from experiment.run_files import Actor
 
 if TYPE_CHECKING:  # wandb takes a second to import, and a run without it does not need it
     import wandb
@@ -58,10 +57,6 @@ class WandbLog:
         atexit.register(_end_service)  # runs before wandb's own hook, which was registered earlier
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")
-        for actor in get_args(Actor):
-            for part in ("k", "n", "low", "high"):  # counts and intervals, which need no panels of their own
-                name_of_part = f"eval/{actor}_success_{part}"
-                run.define_metric(name_of_part, step_metric="global_step", hidden=True)
         self.id = run.id
         if run.url:  # of the page that shows the run, if it is online
             log.info("%-14s  %s", "wandb", run.url)

@@ -1,4 +1,4 @@
-"""Which episodes a rollout or an evaluation plays, in which order; the curriculum over tasks."""
+"""Which episodes a rollout plays, in which order; the curriculum over tasks."""
 
 from __future__ import annotations
 
@@ -78,19 +78,6 @@ class TrainingEpisodes:
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
     """The items in an order that depends only on (seed, purpose, counters)."""
     return np.random.default_rng(seed_sequence(seed, purpose, *counters)).permutation(items).tolist()
-
-
-def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
-    """The episodes of an evaluation: every task from every held-out initial state, `trials` times.
-
-    init_states: (first, one past the last). Each pair of task and initial state is one group.
-    """
-    starts = list(itertools.product(task_ids, range(*init_states)))
-    return [
-        Episode(trial * len(starts) + group, task_id, init_state_id, group)
-        for trial in range(trials)
-        for group, (task_id, init_state_id) in enumerate(starts)
-    ]
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:

@@ -19,8 +19,8 @@ class PlayAll:
 
     def __init__(self, episodes: Iterable[Episode], ranks: Ranks) -> None:
         self._left: dict[int, deque[Episode]] = defaultdict(deque)  # by task
-        for episode in episodes:
-            if episode.index % ranks.size == ranks.rank:
+        for place, episode in enumerate(episodes):
+            if place % ranks.size == ranks.rank:
                 self._left[episode.task_id].append(episode)
         self._task_of_slot: dict[int, int] = {}
 

@@ -62,6 +62,7 @@ class FakePolicy(nn.Module):
     action_head = None
     frozen_weights = "float32"
     device = torch.device("cpu")
+    base_fingerprint = "fake"
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
     few_sizes = False
     kept_on = torch.device("cpu")

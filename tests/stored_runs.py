@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs.presets import PRESETS
-from experiment.run_files import CONFIG_FILE, METRICS_FILE, MetricsRow, outcomes_path, read_metrics
-from experiment.statistics import Successes
-from experiment.stored_run import GREEDY, SAMPLED, TEACHER
+from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
+from experiment.results import Results, Settings, evaluation_path, write_results
+from experiment.run_files import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 
 # What differs between two runs of the same computation: how long it took, and how much memory.
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
@@ -20,12 +20,15 @@ PROVENANCE = {
 }
 
 
-def evaluation(step: int, teacher: int, greedy: int, sampled: int) -> dict:
-    """The record of an evaluation in which so many of 20 episodes succeeded."""
-    row = {"global_step": step, "update": step // 100, "time/eval": 7.0}
-    for metric, k in ((TEACHER, teacher), (GREEDY, greedy), (SAMPLED, sampled)):
-        row |= Successes(k, 20).metrics(metric)
-    return row
+def evaluation(step: int) -> dict:
+    """The record of an evaluation; its episodes are in a file of their own (`store_episodes`)."""
+    return {
+        "global_step": step,
+        "update": step // 100,
+        "time/eval": 7.0,
+        "eval/student_success": 0.5,
+        "eval/student_sampled_success": 0.25,
+    }
 
 
 def update(step: int, phase: int, **metrics) -> dict:
@@ -42,12 +45,12 @@ def update(step: int, phase: int, **metrics) -> dict:
 
 
 ROWS = [
-    evaluation(0, 9, 8, 4),
+    evaluation(0),
     update(100, 0, **{"distill/loss": 2.0, "distill/accuracy": 0.4, "train/grad_norm": 1.5}),
     update(200, 1, **{"train/clip_fraction": 0.125, "train/approx_kl": 0.01, "train/grad_norm": 0.5}),
-    evaluation(200, 9, 12, 10),
+    evaluation(200),
     update(300, 2, **{"train/clip_fraction": 0.25, "train/approx_kl": 0.02, "train/grad_norm": None}),
-    evaluation(300, 9, 11, 16),
+    evaluation(300),
 ]
 
 
@@ -64,18 +67,47 @@ def store(folder: Path, rows: list[dict], **settings) -> Path:
     return folder
 
 
-def store_outcomes(folder: Path, step: int, **successes: list[bool]) -> None:
-    """Outcomes of an evaluation by actor: initial states 30, 31, ..., in turn of task 0 and task 4."""
-    outcomes = {
-        actor: [
-            {"task_id": i % 2 * 4, "init_state_id": 30 + i, "trial": 0, "success": success, "env_steps": 50}
-            for i, success in enumerate(actor_successes)
-        ]
-        for actor, actor_successes in successes.items()
-    }
-    path = outcomes_path(folder, step)
+SETTINGS = Settings(
+    checkpoint="runs/R/checkpoints/best",
+    weights="abc",
+    seed=0,
+    assets="low-poly",
+    bddl_sha256=None,
+    init_states_sha256=None,
+    device="cpu",
+    frozen_weights="float32",
+    max_env_steps=None,
+    unnorm_key=None,
+)
+PLAYERS: dict[Role, Player] = {
+    "teacher": Player("greedy", actor="teacher"),
+    "student": Player("greedy"),
+    "student_sampled": Player("sample", 0.6),
+}
+
+
+def episode(
+    key: EpisodeKey, player: Player, success: bool, env_steps: int = 50, video: str | None = None
+) -> EpisodeResult:
+    """How an episode ended, in which nothing else matters."""
+    decision = (player.actor, player.mode, player.temperature)
+    return EpisodeResult(*key, *decision, success, env_steps, 7, 1.5, None, None, video)
+
+
+def store_episodes(folder: Path, step: int, task_ids: tuple[int, ...] = (0,), **solved: str) -> None:
+    """The file of an evaluation. `solved`, by role: a 1 for each initial state that is solved; tasks take turns.
+
+    The first episode of each role but the sampled student is filmed.
+    """
+    episodes = []
+    for role, outcomes in solved.items():
+        for place, outcome in enumerate(outcomes):
+            key = EpisodeKey("libero_spatial", task_ids[place % len(task_ids)], False, 30 + place)
+            video = f"{role}.mp4" if place == 0 and role != "student_sampled" else None
+            episodes.append(episode(key, PLAYERS[role], outcome == "1", video=video))
+    path = evaluation_path(folder, step)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(outcomes))
+    write_results(path, Results(SETTINGS, {}, episodes))
 
 
 def comparable_metrics(run: Path) -> list[MetricsRow]:

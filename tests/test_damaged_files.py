@@ -21,13 +21,13 @@ from contracts import BadInput
 from experiment import report
 from experiment.results import check_comparable, read_results, write_results
 from experiment.results_table import comparison_table, parts_of, results_table
-from experiment.run_files import CONFIG_FILE, METRICS_FILE, outcomes_path
-from experiment.stored_run import changes, read_run, read_training, was_trained_on
+from experiment.run_files import CONFIG_FILE, METRICS_FILE
+from experiment.stored_run import read_run, read_training, was_trained_on
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
 from tests.foreign_files import record, write_lerobot
 from tests.small_checkpoint import load_policy
-from tests.stored_runs import ROWS, store, store_outcomes
-from tests.test_results import GREEDY, KEYS, SETTINGS, TASKS, results_with
+from tests.stored_runs import ROWS, SETTINGS, store, store_episodes
+from tests.test_results import GREEDY, KEYS, TASKS, results_with
 from vla.preprocessing import synthetic_observations
 from workshop.sft_data import read_episodes
 
@@ -177,15 +177,13 @@ def test_results_of_an_evaluation(tmp_path):
 @pytest.mark.parametrize("name", [METRICS_FILE, CONFIG_FILE, "evaluations/step_0.json"])
 def test_files_of_a_run(name, tmp_path):
     run = store(tmp_path / "run", ROWS)
-    store_outcomes(run, 0, student=[True, False, True], teacher=[True] * 3)
-    store_outcomes(run, 300, student=[True] * 3)
-    assert outcomes_path(run, 0) == run / "evaluations/step_0.json"
+    store_episodes(run, 0, student="101", teacher="111")
+    store_episodes(run, 300, student="111")
 
     def read() -> None:
         training = read_training(run / "checkpoints" / "step_300")
         assert training is not None
         was_trained_on(training, "libero_spatial", 0, 3)
-        changes(read_run(run))
         report.write_report(read_run(run))
         parse_train(["--resume", str(run)])
 

@@ -14,55 +14,84 @@ import torch
 import experiment.evaluation
 from configs.config import TrainConfig, changed
 from configs.presets import PRESETS
-from configs.sections import EvaluationConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig
+from configs.sections import (
+    EvaluationConfig,
+    PhaseConfig,
+    RolloutConfig,
+    RunConfig,
+    SimulatorConfig,
+    TaskConfig,
+)
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (
     check_baseline,
     check_imitation,
+    count_by_role,
     evaluate_and_record,
     evaluation_is_due,
     evaluation_steps,
+    metrics_of,
+    play_evaluation,
 )
+from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
+from experiment.results import read_results
 from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.run_folder import Run
 from experiment.statistics import Successes
-from experiment.validation import Validation, evaluation_behaviour, evaluation_randomness, validate
 from experiment.videos import write_video
-from rl.rollout import play_episodes
-from rl.trajectory import Episode
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw
 
 WARMUP = PhaseConfig(warmup_steps=100)
 
 
-def test_every_evaluation_draws_the_same_numbers():
-    episodes = [Episode(i, 0, 40 + i, i) for i in range(4)]
+KEYS = [EpisodeKey("libero_spatial", 0, False, 40 + i) for i in range(4)]
 
-    def tokens(seed: int, num_slots: int) -> list:
+
+# evaluate
+
+
+def test_every_evaluation_draws_the_same_numbers():
+    def entropies(seed: int, num_slots: int, keys=KEYS) -> list:
         pool = FakePool(lambda *_: Script(9), num_slots, order_seed=num_slots)
         torch.rand(7)  # history does not matter
-        behaviour = evaluation_behaviour("sample")
-        rollout = play_episodes(FakePolicy(), pool, episodes, behaviour, evaluation_randomness(seed))
-        return [
-            decision.tokens.tolist()
-            for trajectory in rollout.trajectories
-            for decision in trajectory.decisions
-        ]
+        results = evaluate(FakePolicy(), pool, keys, Player("sample", 1.0), seed)
+        return [result.entropy for result in results]
 
-    assert tokens(0, 1) == tokens(0, 1) == tokens(0, 3)
-    assert tokens(0, 1) != tokens(1, 1)
+    assert entropies(0, 1) == entropies(0, 1) == entropies(0, 3)
+    assert entropies(0, 1, KEYS[1:]) == entropies(0, 1)[1:]
+    assert entropies(0, 1) != entropies(1, 1)
 
 
-# validate
+def test_a_result_says_how_its_episode_went():
+    pool = FakePool(lambda *_: Script(9, success=True, faults=1))
+    (result,) = evaluate(FakePolicy(), pool, KEYS[:1], Player("sample", 0.5), seed=0)
+    assert (result.key, result.player) == (KEYS[0], Player("sample", 0.5))
+    assert (result.success, result.env_steps, result.decisions) == (True, 9, 3)
+    assert 0 < result.entropy < np.log(256)
+    assert result.error
+
+
+@pytest.mark.parametrize(
+    ("filmed", "names"),
+    [("none", set()), ("first", {40}), ("failures", {41, 43}), ("all", {40, 41, 42, 43})],
+)
+def test_videos_are_kept_of_the_chosen_episodes(tmp_path, filmed, names):
+    pool = FakePool(lambda _, state: Script(9, success=state % 2 == 0))
+    results = evaluate(FakePolicy(), pool, KEYS, Player("greedy"), 0, filming=Filming(filmed, tmp_path / "v"))
+    assert {result.init_state_id for result in results if result.video} == names
+    assert all((tmp_path / "v" / result.video).is_file() for result in results if result.video)
+
+
+# who plays
 
 
 def small_config(**evaluation) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(task_ids=(0, 1), eval_init_states=(40, 43)),
         phases=WARMUP,
-        evaluation=EvaluationConfig(**({"eval_trials": 1} | evaluation)),
+        evaluation=EvaluationConfig(**evaluation),
     )
 
 
@@ -70,43 +99,44 @@ def solvable_on_task_0() -> FakePool:
     return FakePool(lambda task_id, _: Script(9, success=task_id == 0))
 
 
-def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
+def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them(tmp_path):
     pool = solvable_on_task_0()
     policy = FakePolicy(adapter_scale=0.1)
-    validation = validate(Learner(policy, None, None), pool, small_config(eval_trials=2), known_teacher=None)
-    # Teacher and student once, the sampled student twice.
-    assert Counter(pool.started) == {(task, state): 4 for task in (0, 1) for state in (40, 41, 42)}
-    assert validation.teacher == validation.student == Successes(3, 6)
-    assert validation.student_sampled == Successes(6, 12)
-    metrics = validation.metrics()
+    learner = Learner(policy, None, None)
+    filming = Filming("first", tmp_path)
+    episodes = play_evaluation(small_config(eval_trials=2), learner, pool, TrainerState(), filming)
+    # Teacher, greedy student and medians once, the sampled student twice.
+    assert Counter(pool.started) == {(task, state): 5 for task in (0, 1) for state in (40, 41, 42)}
+    rates = count_by_role(episodes, TrainerState())
+    assert rates["teacher"] == rates["student"] == rates["student_median"] == Successes(3, 6)
+    assert rates["student_sampled"] == Successes(6, 12)
+    metrics = metrics_of(rates, episodes)
     assert [metrics[f"eval/student_sampled_success_task_{task}"] for task in (0, 1)] == [1, 0]
+    assert 0 < metrics["eval/entropy"] < np.log(256)
     modes = list(dict.fromkeys(mode for mode, _ in policy.modes))
-    assert modes == ["teacher greedy", "student greedy", "student sample"]
-    num_filmed = {
-        actor: sum(bool(trajectory.frames) for trajectory in trajectories)
-        for actor, trajectories in validation.trajectories.items()
-    }
-    assert num_filmed == {"teacher": 1, "student": 1, "student_sampled": 0}
+    assert modes == ["teacher greedy", "student greedy", "student sample", "student median"]
+    assert Counter(result.role for result in episodes if result.video) == {"teacher": 1, "student": 1}
 
 
 @pytest.mark.parametrize(
     ("scale", "mode", "num_episodes"),
-    [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "median", 12), (0.0, "l1", 12)],
+    [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12), (0.0, "median", 12)],
 )
 def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, mode, num_episodes):
     pool = solvable_on_task_0()
     learner = Learner(FakePolicy(adapter_scale=scale), None, None, teacher_mode=mode)
-    validation = validate(learner, pool, small_config(eval_trials=0), known_teacher=None)
+    state = TrainerState(evaluated_at=0)  # so that the medians are not played
+    episodes = play_evaluation(small_config(eval_trials=0), learner, pool, state, Filming())
     assert len(pool.started) == num_episodes
-    assert validation.student == validation.teacher == Successes(3, 6)
-    assert len(validation.trajectories["student"]) == 6
-    assert not any("sampled" in name for name in validation.metrics())
+    rates = count_by_role(episodes, state)
+    assert rates == {"teacher": Successes(3, 6), "student": Successes(3, 6)}
 
 
 # in a run
 
 CONFIG = TrainConfig(
     task=TaskConfig(eval_init_states=(40, 50)),
+    simulator=SimulatorConfig(assets="lowpoly"),
     phases=PhaseConfig(warmup_steps=30),
     rollout=RolloutConfig(n_steps=10),
     evaluation=EvaluationConfig(eval_interval=100, eval_trials=2),
@@ -178,18 +208,15 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     assert (row["global_step"], row["update"]) == (120, 3)
     assert (row["eval/student_success"], row["eval/gap"]) == (0.7, 0.0)
     assert row["time/eval"] > 0
-    videos = sorted(path.name for path in (run.folder / "videos").iterdir())
-    assert videos == ["student-step_120.mp4", "teacher-step_120.mp4"]
+    (video,) = (run.folder / "videos" / "step_120").iterdir()  # of the student, who still equals its teacher
+    assert video.name == "libero_spatial-task_0-init_state_40-student-greedy-success.mp4"
     assert (state.evaluated_at, state.teacher_k, state.teacher_n) == (120, 7, 10)
     assert not evaluation_is_due(CONFIG, state)
-    outcomes = json.loads((run.folder / "evaluations" / "step_120.json").read_text())
-    assert set(outcomes) == {"teacher", "student", "student_sampled"}
-    assert outcomes["student"][:2] == [
-        {"task_id": 0, "init_state_id": 40, "trial": 0, "success": True, "env_steps": 8},
-        {"task_id": 0, "init_state_id": 41, "trial": 0, "success": True, "env_steps": 8},
-    ]
-    trials = [outcome["trial"] for outcome in outcomes["student_sampled"]]
-    assert trials == [0] * 10 + [1] * 10
+    results = read_results(run.folder / "evaluations" / "step_120.json")
+    assert results.settings.checkpoint == str(run.checkpoints / "step_120")
+    counts = Counter((result.role, result.success) for result in results.episodes if result.repeat == 0)
+    roles = ("teacher", "student", "student_sampled", "student_median")
+    assert counts == {(role, success): 7 if success else 3 for role in roles for success in (True, False)}
 
 
 def test_the_teacher_plays_once_in_a_run(run, learner):
@@ -209,7 +236,9 @@ def test_the_best_has_the_highest_success_rate(run, learner):
         best.append(resolve_pointer(run.checkpoints / "best").name)
     assert best == ["step_0", "step_100", "step_100", "step_100", "step_300"]
     metadata = json.loads((resolve_pointer(run.checkpoints / "best") / "metadata.json").read_text())
-    assert metadata["score"] == metadata["eval/student_success"] == 0.9
+    assert metadata["score"] == 0.9
+    assert (metadata["student"]["k"], metadata["student"]["n"]) == (9, 10)
+    assert (metadata["student_sampled"]["k"], metadata["student_sampled"]["n"]) == (18, 20)
 
 
 # baseline
@@ -217,7 +246,12 @@ def test_the_best_has_the_highest_success_rate(run, learner):
 
 def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) -> None:
     config = TrainConfig(phases=phases, evaluation=EvaluationConfig(allow_zero_baseline=allow))
-    check_baseline(config, Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {}))
+    rates = {
+        "teacher": Successes(teacher, 10),
+        "student": Successes(3, 10),
+        "student_sampled": Successes(sampled, 10),
+    }
+    check_baseline(config, rates)
 
 
 # Epsilon starts at 1, so the teacher acts first.
@@ -242,12 +276,12 @@ def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
 )
 def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitate(student, share, goes_on):
     phases = PhaseConfig(warmup_steps=30, warmup_agreement=share)
-    validation = Validation(Successes(33, 50), Successes(student, 50), None, {})
+    rates = {"teacher": Successes(33, 50), "student": Successes(student, 50)}
     if goes_on:
-        check_imitation(phases, validation)
+        check_imitation(phases, rates)
     else:
         with pytest.raises(BadInput, match="--warmup-agreement"):
-            check_imitation(phases, validation)
+            check_imitation(phases, rates)
 
 
 def test_the_student_is_compared_with_its_teacher_in_the_evaluation_after_the_warmup_and_in_no_other(
@@ -279,8 +313,9 @@ def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_
 def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner, caplog, obstacle):
     (run.folder / obstacle).write_text("a file where a folder should be")
     evaluate_at(120, run, learner, TrainerState(best_score=1.0), successes=1)
-    (line,) = [message for message in caplog.messages if "could not be written" in message]
-    assert "\n" not in line
+    lines = [message for message in caplog.messages if "could not be written" in message]
+    assert lines
+    assert not any("\n" in line for line in lines)
     assert read_metrics(run.folder / METRICS_FILE)
 
 

@@ -28,6 +28,7 @@ import torch
 
 import experiment.checkpoints
 import experiment.evaluation
+import experiment.evaluator
 import experiment.report
 import experiment.run_folder
 import experiment.setup
@@ -38,7 +39,6 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.tasks import TaskInfo
 from experiment.run_files import METRICS_FILE, read_metrics
-from experiment.stored_run import read_run
 from rl.phases import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
@@ -67,7 +67,7 @@ class Moment:
 FIRST_CHECKPOINT = Moment(FakePolicy, "save_adapter", None)
 # Most moments lie in the second update: step_24 is saved, step_48 is not.
 MOMENTS = {
-    "baseline evaluation": Moment(experiment.evaluation, "validate", "step_0"),
+    "baseline evaluation": Moment(experiment.evaluation, "play_evaluation", "step_0"),
     "rollout": Moment(FakePool, "step", "step_24"),
     "update": Moment(torch.optim.AdamW, "step", "step_24"),
     "metrics line": Moment(experiment.run_folder, "write_and_flush", "step_24"),
@@ -112,7 +112,7 @@ def use_fakes(monkeypatch) -> None:
     monkeypatch.setattr(experiment.setup, "choose_looks", lambda *_: "lowpoly")
     monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(
-        experiment.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video")
+        experiment.evaluator, "write_video", lambda path, frames: path.write_bytes(b"a video")
     )
     monkeypatch.setattr(
         experiment.report, "write_report", lambda stored: stored.folder / "report" / "index.html"
@@ -394,7 +394,7 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     at(
         monkeypatch,
         tmp_path,
-        Moment(experiment.evaluation, "validate", "step_72"),
+        Moment(experiment.evaluation, "play_evaluation", "step_72"),
         lambda *_: failing.clear(),
     )
     assert start(monkeypatch, tmp_path, "--eval-init-states", "40", "42") == 0
@@ -404,7 +404,8 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     assert read_metrics(run / METRICS_FILE) == records
     failing.add(40)
     assert command_line(monkeypatch, "--resume", str(run), "--total-steps", "96") == 0
-    successes = [(row["global_step"], row["eval/student_success"]) for row in read_run(run).evaluations]
+    rows = read_metrics(run / METRICS_FILE)
+    successes = [(row["global_step"], row["eval/student_success"]) for row in rows if "eval/gap" in row]
     assert successes == [(0, 0.0), (24, 0.0), (48, 0.0), (72, 1.0), (96, 0.5)]
     assert pointer(tmp_path, "best") == "step_72"
 

@@ -56,15 +56,10 @@ def adapter(policy, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("run")
     folder = run / "checkpoints" / "step_512"
     policy.save_adapter(folder, looks="official")
-    rates = {"": 0.75, "_k": 3, "_n": 4, "_low": 0.3, "_high": 0.95}
-    rows = [
-        {f"eval/student_success{name}": rate for name, rate in rates.items()} | {"global_step": n}
-        for n in (0, 512)
-    ]
-    rows[0]["eval/student_success_k"] = 1
-    (run / "metrics.jsonl").write_text(
-        "".join(f"{json.dumps(row)}\n" for row in [*rows, {"global_step": 512}])
-    )
+    played = [("student", "greedy", True)] * 3 + [("student", "greedy", False), ("student", "sample", True)]
+    episodes = [{"actor": actor, "mode": mode, "success": success} for actor, mode, success in played]
+    (run / "evaluations").mkdir()
+    (run / "evaluations" / "step_512.json").write_text(json.dumps({"episodes": episodes}))
     task = {"task_suite": "libero_goal", "task_ids": [1, 4]}
     description = {
         "config": {"task": task},
@@ -112,11 +107,11 @@ def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base,
     (result,) = card.data.eval_results
     assert (card.data.license, card.data.base_model) == ("other", None)
     assert (result.metric_value, result.dataset_name) == (0.75, "LIBERO libero_goal task 1 4")
-    assert "3 of 4 episodes = 75 %, 95 % interval [30, 95]" in card.text
+    assert "greedy in 3 of 4 episodes, sampled in 1 of 1 episodes" in card.text
     commands = "--checkpoint START --output=RUNS\n    python train_grpo.py --resume run0 --total-steps 900"
     assert f"    python train_grpo.py {commands}" in card.text
     metadata = json.loads((merged / "merge_metadata.json").read_text())
-    assert (metadata["base"], metadata["evaluation"]["eval/student_success_k"]) == (base.name, 3)
+    assert (metadata["base"], metadata["evaluation"]["greedy"]) == (base.name, "3 of 4 episodes")
     written = card.content + json.dumps(metadata)
     assert str(base.parent) not in written
     assert str(adapter.parents[1]) not in written

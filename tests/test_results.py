@@ -13,11 +13,10 @@ from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo, suite_task
 from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_player, task_keys
-from experiment.evaluator import EpisodeKey, EpisodeResult, Filming, Player
+from experiment.evaluator import EpisodeKey, Filming, Player
 from experiment.results import (
     Results,
     ResultsFile,
-    Settings,
     check_comparable,
     open_results,
     read_results,
@@ -27,19 +26,8 @@ from experiment.results import (
 from experiment.results_table import comparison_table, parts_of, results_table
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy, make_small_checkpoint
+from tests.stored_runs import SETTINGS, episode
 
-SETTINGS = Settings(
-    checkpoint="runs/R/checkpoints/best",
-    weights="abc",
-    seed=0,
-    assets="low-poly",
-    bddl_sha256=None,
-    init_states_sha256=None,
-    device="cpu",
-    frozen_weights="float32",
-    max_env_steps=None,
-    unnorm_key=None,
-)
 GREEDY = Player("greedy")
 SAMPLED = Player("sample", 0.6)
 
@@ -59,12 +47,7 @@ KEYS = keys_of(TASKS["libero_goal"], trials=3)
 
 def results_with(outcomes: str, player: Player = GREEDY, **settings) -> Results:
     """Results of the first episodes of the plan; `outcomes` has a 1 for each success, a 0 for each failure."""
-    episodes = [
-        EpisodeResult(
-            *key, "student", player.mode, player.temperature, outcome == "1", 100, 13, 1.5, None, None, None
-        )
-        for key, outcome in zip(KEYS, outcomes, strict=False)
-    ]
+    episodes = [episode(key, player, outcome == "1") for key, outcome in zip(KEYS, outcomes, strict=False)]
     return Results(replace(SETTINGS, **settings), {}, episodes)
 
 
@@ -140,7 +123,7 @@ def test_other_stored_states_of_ones_own_task_are_other_settings(small, tmp_path
     policy = load_policy(small)
 
     def hash_of_states() -> str | None:
-        return settings_of(ModelConfig(str(small)), simulator, policy, "abc", 0).init_states_sha256
+        return settings_of(ModelConfig(str(small)), simulator, policy, 0).init_states_sha256
 
     hashes = [hash_of_states()]
     for content in (b"some states", b"others"):

@@ -1,36 +1,9 @@
-"""A run read back from its folder: what changed, which evaluation was the best, what its training took."""
+"""A run read back from its folder: what its training took, and which initial states it used."""
 
 import pytest
 
-from experiment.stored_run import changes, read_run, read_training, was_trained_on
-from tests.stored_runs import PROVENANCE, ROWS, evaluation, store, store_outcomes
-
-
-def test_the_student_is_paired_with_its_past_and_with_the_teacher(tmp_path):
-    folder = store(tmp_path, ROWS)
-    store_outcomes(folder, 0, teacher=[True, True], student=[False, False], student_sampled=[False, True])
-    store_outcomes(folder, 300, student=[True, False], student_sampled=[True, True])
-    store_outcomes(folder, 9999, student_sampled=[False, False])  # of records that a resume cut off
-    sampled, greedy, against_teacher, *by_task = (change.paired for change in changes(read_run(folder)))
-    assert (sampled.only_after, sampled.only_before, sampled.both) == (1, 0, 1)
-    assert (greedy.only_after, greedy.neither) == (1, 1)
-    assert (against_teacher.both, against_teacher.only_before) == (1, 1)
-    assert [pairs.n for pairs in by_task] == [1] * 4  # sampled and greedy on both tasks
-    assert (by_task[0].only_after, by_task[1].both) == (1, 1)
-
-
-def test_without_sampled_episodes_or_outcomes_the_rates_remain(tmp_path):
-    rows = [{key: value for key, value in row.items() if "sampled" not in key} for row in ROWS]
-    labels = [change.label for change in changes(read_run(store(tmp_path, rows)))]
-    assert labels == ["student, greedy", "teacher, then greedy student"]
-    assert all(change.paired is None for change in changes(read_run(tmp_path)))
-
-
-def test_a_student_that_began_as_its_teacher_is_compared_once(tmp_path):
-    rows = [evaluation(0, 8, 8, 4), evaluation(300, 8, 11, 16)]
-    labels = [change.label for change in changes(read_run(store(tmp_path, rows)))]
-    assert labels == ["student, sampled", "student, greedy"]
-    assert changes(read_run(store(tmp_path / "begun", rows[:1]))) == []  # it is not a change from itself
+from experiment.stored_run import read_training, was_trained_on
+from tests.stored_runs import PROVENANCE, ROWS, store
 
 
 def test_a_checkpoint_knows_what_its_training_took(tmp_path):
@@ -85,8 +58,3 @@ def test_an_own_task_is_not_the_task_of_the_suite_that_has_its_number(
     folder = store(tmp_path, ROWS, simulator__bddl_file=of_run, **states)
     training = read_training(folder / "checkpoints" / "step_300")
     assert was_trained_on(training, "libero_spatial", 0, 3, of_evaluation) is trained
-
-
-def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
-    rows = [evaluation(step, 9, greedy, 5) for step, greedy in ((0, 5), (100, 8), (200, 8), (300, 6))]
-    assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100

@@ -1,26 +1,32 @@
-"""The sentence on top of a report: both rates of the student, compared with the policy that the run was given."""
+"""What the evaluations of a run say: both rates of the student, compared with the policy that the run was given."""
 
 import pytest
 
 from experiment.stored_run import read_run
-from experiment.verdict import judge
-from tests.stored_runs import evaluation, store, store_outcomes
+from experiment.verdict import best_evaluation, changes, judge, read_evaluations
+from tests.stored_runs import evaluation, store, store_episodes
 
 
-def solved(states: str) -> list[bool]:
-    return [state == "1" for state in states]
-
-
-def judge_run(
+def stored_run(
     folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "01"), total_steps=300, **settings
 ):
-    """The verdict on a run whose first and last evaluation solved the states with a 1."""
-    rows = [evaluation(0, 9, 0, 4), evaluation(200, 9, 12, 4), evaluation(300, 9, 11, 4)]
-    store(folder, rows, phases__total_steps=total_steps, **settings)
-    never = [False] * len(greedy[0])
-    store_outcomes(folder, 0, teacher=solved(greedy[0]), student=never, student_sampled=solved(sampled[0]))
-    store_outcomes(folder, 300, student=solved(greedy[1]), student_sampled=solved(sampled[1]))
-    return judge(read_run(folder))
+    """A run whose first and last evaluation solved the states with a 1, and one between them that solved all."""
+    store(
+        folder,
+        [evaluation(0), evaluation(200), evaluation(300)],
+        phases__total_steps=total_steps,
+        **settings,
+    )
+    never = "0" * len(greedy[0])
+    store_episodes(folder, 0, teacher=greedy[0], student=never, student_sampled=sampled[0])
+    store_episodes(folder, 200, student="1" * len(greedy[0]))
+    store_episodes(folder, 300, student=greedy[1], student_sampled=sampled[1])
+    return read_run(folder)
+
+
+def judged(*args, **settings):
+    run = stored_run(*args, **settings)
+    return judge(run, read_evaluations(run))
 
 
 @pytest.mark.parametrize(
@@ -33,29 +39,54 @@ def judge_run(
 )
 @pytest.mark.parametrize("rate", ["greedy", "sampled"])
 def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_path, states, kind, p, rate):
-    verdict = judge_run(tmp_path, **({"greedy": ("01", "01")} | {rate: states}))
+    verdict = judged(tmp_path, **({"greedy": ("01", "01")} | {rate: states}))
     assert verdict.kind == kind
-    assert "sampled 4/20 = 20 % [8, 42] -> 4/20 = 20 % [8, 42]" in verdict.sentence  # of metrics.jsonl
-    assert "greedy 9/20 = 45 % [26, 66] -> 11/20 = 55 % [34, 74]" in verdict.sentence
     assert f"({p})" in verdict.sentence
+    assert "1/2 = 50 % [9, 91] -> 1/2 = 50 % [9, 91]" in verdict.sentence  # the other rate
     assert ("env step 200" in verdict.sentence) == (kind == "worse")
 
 
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):
-    assert judge_run(tmp_path, ("1" * 9, "0" * 9), ("0" * 9, "1" * 9)).kind == "worse"
+    assert judged(tmp_path, ("1" * 9, "0" * 9), ("0" * 9, "1" * 9)).kind == "worse"
 
 
 def test_an_unfinished_run_is_not_said_to_be_at_its_end(tmp_path):
-    assert "so far" in judge_run(tmp_path, ("01", "01"), total_steps=400).sentence
+    assert "so far" in judged(tmp_path, ("01", "01"), total_steps=400).sentence
 
 
 def test_with_a_teacher_of_another_checkpoint_the_student_is_compared_with_its_own_start(tmp_path):
-    verdict = judge_run(tmp_path, ("111111", "111111"), phases__teacher="RUN/checkpoints/best")
+    verdict = judged(tmp_path, ("111111", "111111"), phases__teacher="RUN/checkpoints/best")
     assert verdict.kind == "better"
-    assert "greedy 0/20" in verdict.sentence
+    assert "greedy 0/6" in verdict.sentence
 
 
-@pytest.mark.parametrize("num_evaluations", [0, 1, 2])
-def test_without_two_evaluations_or_their_episodes_nothing_is_claimed(tmp_path, num_evaluations):
-    rows = [evaluation(0, 9, 8, 4), evaluation(300, 9, 20, 4)]
-    assert judge(read_run(store(tmp_path, rows[:num_evaluations]))).kind == "open"
+def test_without_two_evaluations_nothing_is_claimed(tmp_path):
+    run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
+    assert judge(run, read_evaluations(run)).kind == "open"  # their files could not be written
+    store_episodes(tmp_path, 0, teacher="01", student="01", student_sampled="00")
+    store_episodes(tmp_path, 9999, student="11")  # of records that a resume cut off
+    verdict = judge(run, read_evaluations(run))
+    assert verdict.kind == "open"
+    assert "student sampled 0/2" in verdict.sentence
+
+
+def test_each_of_several_tasks_has_its_changes(tmp_path):
+    run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
+    store_episodes(tmp_path, 0, (0, 4), teacher="0000", student="0000", student_sampled="0000")
+    store_episodes(tmp_path, 300, (0, 4), student="0101", student_sampled="1000")
+    found = {change.label: change.paired.only_after for change in changes(run, read_evaluations(run))}
+    assert found == {
+        "sampled": 1,
+        "greedy": 2,
+        "task 0, sampled": 1,
+        "task 0, greedy": 0,
+        "task 4, sampled": 0,
+        "task 4, greedy": 2,
+    }
+
+
+def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
+    run = read_run(store(tmp_path, [evaluation(step) for step in (0, 100, 200, 300)]))
+    for step, solved in ((0, "0100"), (100, "1110"), (200, "0111"), (300, "0000")):
+        store_episodes(tmp_path, step, student=solved)
+    assert best_evaluation(read_evaluations(run)).env_steps == 100

@@ -18,8 +18,9 @@ from torch import nn
 from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, UpdateConfig
 from contracts import SelfCheckError
+from experiment.evaluator import EpisodeKey, Player, evaluate
 from rl.behaviour import Behaviour
-from rl.curriculum import TrainingEpisodes, evaluation_episodes
+from rl.curriculum import TrainingEpisodes
 from rl.dynamic_sampling import training_rollout
 from rl.phases import phase_at
 from rl.randomness import Randomness
@@ -148,9 +149,13 @@ def sampled_dynamically(ranks: Ranks) -> list:
 
 def evaluation_of(ranks: Ranks) -> dict[str, Any]:
     pool = FakePool(script)
-    played = play(ranks, pool, evaluation_episodes((0,), (40, 45), 3), None, film=lambda e: e.index == 0)
-    frames = sum(len(t.frames) for t in played.trajectories)
-    return {"trajectories": contents(played.trajectories), "played": len(pool.started), "frames": frames}
+    keys = [
+        EpisodeKey("libero_spatial", 0, False, state, repeat)
+        for repeat in range(3)
+        for state in range(40, 45)
+    ]
+    played = evaluate(FakePolicy(), pool, keys, Player("sample", 1.0), seed=0, ranks=ranks)
+    return {"episodes": [replace(result, seconds=0) for result in played], "played": len(pool.started)}
 
 
 def teachers_logprobs(ranks: Ranks) -> torch.Tensor:

@@ -7,12 +7,11 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 
 from contracts import BadInput, write_json
-from json_fields import read_fields, read_lines
+from json_fields import read_fields
 from vla.adapter_folder import StoredAdapter
 from vla.checkpoint import CheckpointInfo
 from vla.hub import HUB_ID
@@ -21,9 +20,29 @@ CARD_FILE = "README.md"
 METADATA_FILE = "merge_metadata.json"
 TAGS = ["robotics", "vision-language-action", "openvla-oft", "libero", "reinforcement-learning"]
 LICENCE_FIELDS = ("license", "license_name", "license_link")
-SUCCESS = "eval/student_success"  # in metrics.jsonl; _k, _n, _low and _high follow it
 
-Evaluation: TypeAlias = dict[str, int | float]  # global_step and the metrics of an evaluation
+
+@dataclass
+class _Episode:
+    """The fields of an episode of a run's evaluation that a card counts."""
+
+    actor: str
+    mode: str
+    success: bool
+
+
+@dataclass
+class Evaluation:
+    """The evaluation of a checkpoint in its run."""
+
+    episodes: list[_Episode]
+
+    def successes(self, mode: str) -> tuple[int, int]:
+        """In how many of how many episodes the student has succeeded by this way of deciding."""
+        outcomes = [
+            episode.success for episode in self.episodes if (episode.actor, episode.mode) == ("student", mode)
+        ]
+        return sum(outcomes), len(outcomes)
 
 
 @dataclass
@@ -72,7 +91,7 @@ def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: S
         "adapter": {"rank": adapter.rank, "alpha": adapter.alpha},
         "run": None if run is None else {"commands": run.commands, "git": run.git},
         "tasks": tasks,
-        "evaluation": evaluation,
+        "evaluation": None if evaluation is None else rates_of(evaluation),
     }
     write_json(out / METADATA_FILE, metadata)
     data = ModelCardData(
@@ -120,42 +139,42 @@ def read_run(folder: Path) -> _Run | None:
 
 
 def read_evaluation(run_folder: Path, adapter: Path) -> Evaluation | None:
-    """The run's evaluation of this checkpoint. None if there is none, or if the run's records are damaged."""
-    step = adapter.resolve().name.removeprefix("step_")
+    """The run's evaluation of this checkpoint. None if there is none, or if its file is damaged."""
     try:
-        rows = read_lines(run_folder / "metrics.jsonl", dict[str, int | float | None])
+        return read_fields(run_folder / "evaluations" / f"{adapter.resolve().name}.json", Evaluation)
     except BadInput:
         return None
-    for row in rows:
-        if str(row.get("global_step")) == step and row.get(f"{SUCCESS}_n"):
-            return {
-                name: value
-                for name, value in row.items()
-                if name.startswith(("global_step", "eval/")) and value is not None
-            }
-    return None
+
+
+def rates_of(evaluation: Evaluation) -> dict[str, str]:
+    """The success of the greedy and of the sampled policy, each as k of n."""
+    rates = {}
+    for name, mode in (("greedy", "greedy"), ("sampled", "sample")):
+        k, n = evaluation.successes(mode)
+        if n > 0:
+            rates[name] = f"{k} of {n} episodes"
+    return rates
 
 
 def describe_evaluation(evaluation: Evaluation, tasks: str) -> str:
-    """The greedy success of the checkpoint in one paragraph."""
-    low = 100 * evaluation[f"{SUCCESS}_low"]
-    high = 100 * evaluation[f"{SUCCESS}_high"]
+    """The success of the checkpoint in one paragraph."""
+    rates = ", ".join(f"{name} in {rate}" for name, rate in rates_of(evaluation).items())
     return (
-        f"Greedy success on {tasks} after {evaluation['global_step']:,} env steps: {evaluation[f'{SUCCESS}_k']} of "
-        f"{evaluation[f'{SUCCESS}_n']} episodes = {100 * evaluation[SUCCESS]:.0f} %, 95 % interval [{low:.0f}, "
-        f"{high:.0f}]. If this checkpoint is the `best` of its run, these episodes chose it, which flatters it."
+        f"Success on {tasks}: {rates}. If this checkpoint is the `best` of its run, these episodes chose it, which "
+        "flatters it."
     )
 
 
 def result_of(evaluation: Evaluation, tasks: str) -> EvalResult:
-    """The same in the hub's format."""
+    """The greedy success in the hub's format."""
+    k, n = evaluation.successes("greedy")
     return EvalResult(
         task_type="robotics",
         dataset_type="libero",
         dataset_name=f"LIBERO {tasks}",
         metric_type="success_rate",
-        metric_name=f"greedy success, {evaluation[f'{SUCCESS}_k']} of {evaluation[f'{SUCCESS}_n']} episodes",
-        metric_value=evaluation[SUCCESS],
+        metric_name=f"greedy success, {k} of {n} episodes",
+        metric_value=k / n,
     )
 
 
