@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, cast
 from command_line import main_guard
 from configs.cli import parse_eval
 from configs.eval_config import EvalConfig
-from envs.tasks import bddl_task, keep_compiled_code
+from envs.cache import keep_compiled_code
+from envs.tasks import bddl_task
 from experiment.terminal import say
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them

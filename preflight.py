@@ -16,7 +16,6 @@ from contracts import BadInput, Observation
 from envs.assets import Pack, find_pack
 from envs.env import Start
 from envs.pool import Pool, make_pool
-from envs.rendering import MIN_CONTRAST
 from experiment.checklist import Check, Checks
 from experiment.machine_checks import check_machine, check_main_memory, check_output
 from experiment.setup import (
@@ -37,6 +36,7 @@ from rl.update import make_learner
 from vla.checkpoint import CheckpointInfo
 from vla.policy import Policy
 
+MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 # --check-only starts no more, so that it can say that main memory is short without running out of it.
 MAX_SIMULATORS_OF_A_CHECK = 2
 

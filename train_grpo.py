@@ -50,7 +50,7 @@ from command_line import main_guard
 from configs.cli import Command, parse_train
 from configs.config import TrainConfig
 from contracts import BadInput
-from envs.tasks import keep_compiled_code
+from envs.cache import keep_compiled_code
 from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,

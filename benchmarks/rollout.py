@@ -22,10 +22,11 @@ from command_line import main_guard, parse_flags
 from contracts import Observation
 from envs.assets import find_pack
 from envs.env import EnvSpec
+from envs.gl_backend import render_device
 from envs.libero import task_files
+from envs.libero_imports import prepare_imports
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.pool import make_pool
-from envs.rendering import prepare_imports, render_device
 from envs.tasks import load_init_states
 from rl.behaviour import Behaviour
 from rl.randomness import Randomness

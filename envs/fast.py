@@ -5,7 +5,7 @@ each, every solution starting from the one before. Here they are solved once, in
 recommends for controllers (mj_step1, control, mj_step2), and the controller is compiled. While objects settle there are
 25 physics steps, too: the same equations, rounded differently. Afterwards the steps are longer and the contacts nearly
 as stiff; after a chunk the hand is then about a millimetre from where exact physics would have it. Import this module
-after calling `envs.rendering.prepare_imports`.
+after calling `envs.libero_imports.prepare_imports`.
 """
 
 from __future__ import annotations

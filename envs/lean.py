@@ -2,7 +2,7 @@
 
 Only instances are changed; a class is changed only while an instance is built. So LIBERO's own env can run beside ours,
 as in the tests. `domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this module after calling
-`envs.rendering.prepare_imports`. The robot's controller is in `envs.lean_controller`.
+`envs.libero_imports.prepare_imports`. The robot's controller is in `envs.lean_controller`.
 """
 
 from __future__ import annotations

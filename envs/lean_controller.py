@@ -2,7 +2,7 @@
 
 Every matrix product has the operands, the order and the memory layout of the original: with another layout NumPy would
 choose another BLAS routine, and the last bits would differ. Import this module after calling
-`envs.rendering.prepare_imports`.
+`envs.libero_imports.prepare_imports`.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from envs.libero_simulator import (
     Placement,
     Seed,
 )
-from envs.rendering import upright
 from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ FAST_SUBSTEPS = 13  # afterwards
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     """The files of a task: the user's BDDL file if `spec` names one, else a task of the suite. Raises BadInput."""
     if spec.bddl_file is not None:
+        if task_id != 0:
+            raise BadInput(f"--bddl-file is one task, whose id is 0, found {task_id}")
         return tasks.bddl_task(spec.bddl_file)
     _, change = split_suite(spec.task_suite)
     if change in PRO_CHANGES:
@@ -285,6 +286,11 @@ class LiberoEnv:
         to_objects = [position - hand for position, _ in self._built().object_poses().values()]
         share_used = self.env_steps / self.max_env_steps
         return np.concatenate([data.qpos, data.qvel[:9], hand, *to_objects, [share_used]], dtype=np.float32)
+
+
+def upright(image: np.ndarray) -> np.ndarray:
+    """Turn one frame (256, 256, 3) by 180 degrees: LIBERO delivers images upside down."""
+    return np.ascontiguousarray(image[::-1, ::-1])
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PLUS, packaged_file
-from envs.tasks import PLUS_CHANGES, instruction_in, split_suite, task_names
+from envs.tasks import PLUS_CHANGES, instruction_in, split_suite, task_name
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
@@ -74,7 +74,7 @@ def find_variants(task_suite: str, task_id: int) -> tuple[Variant, ...]:
     base, change = split_suite(task_suite)
     if change not in PLUS_CHANGES:
         return ()
-    task = task_names(base)[task_id]
+    task = task_name(base, task_id)
     categories = PLUS_CHANGES[:-1] if change == "plus" else (change,)
     positions: dict[Variant, float] = {}  # of each variant in its category, from 0 to 1
     for category in categories:

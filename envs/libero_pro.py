@@ -7,7 +7,7 @@ from functools import partial
 
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PRO, packaged_file
-from envs.tasks import TaskFiles, instruction_in, split_suite, task_names
+from envs.tasks import TaskFiles, instruction_in, split_suite, task_name
 
 # Categories of the suites *_object -> the category of LIBERO whose class treats its model in the same way. Their models
 # are in the packages of requirements-assets.txt.
@@ -39,7 +39,7 @@ def pro_task(task_suite: str, task_id: int) -> TaskFiles:
     All files have the names of LIBERO's own, from which an instruction can be derived. It is right for swap and object,
     whose files say it in other words. For lan and task only the sentence in the file is right.
     """
-    name = task_names(task_suite)[task_id]
+    name = task_name(task_suite, task_id)
     bddl = packaged_file(LIBERO_PRO, f"libero/libero/bddl_files/{task_suite}/{name}.bddl")
     states = packaged_file(LIBERO_PRO, f"libero/libero/init_files/{task_suite}/{name}.pruned_init.npz")
     _, change = split_suite(task_suite)

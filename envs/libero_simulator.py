@@ -16,8 +16,10 @@ from unittest.mock import patch
 import numpy as np
 
 from contracts import BadInput
-from envs import libero_pro, rendering
+from envs import libero_pro
 from envs.env import IMAGE_SIZE, SimulatorFault
+from envs.gl_backend import render_device
+from envs.libero_imports import prepare_imports
 from envs.mujoco_warnings import check_stability, log_mujoco_warnings
 from envs.tasks import libero_root
 
@@ -60,8 +62,8 @@ class LiberoSimulator:
     """
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
-        rendering.prepare_imports()
-        with rendering.render_device():
+        prepare_imports()
+        with render_device():
             self._wrapper = _build_wrapper(bddl, assets, list(cameras))
         from envs import lean  # only now, because it imports mujoco, and `prepare_imports` has to come first
 

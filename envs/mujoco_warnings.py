@@ -1,6 +1,6 @@
 """Send MuJoCo's warnings to our log, and raise an error when a simulation is unstable.
 
-mujoco is imported only inside functions, because `envs.rendering.prepare_imports` has to be called before.
+mujoco is imported only inside functions, because `envs.libero_imports.prepare_imports` has to be called before.
 """
 
 import logging

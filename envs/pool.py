@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
+from contracts import BadInput
 from envs.assets import find_pack
-from envs.env import ChunkResult, Env, EnvSpec, Start
+from envs.env import ChunkResult, Env, EnvSpec, Start, TaskInfo
 from envs.libero import LiberoEnv
-from envs.rendering import check_versions
+from envs.libero_imports import check_versions
 from envs.slot import EnvFactory, Prepare, SlotEnv
-from envs.tasks import TaskInfo
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker, is_stopped
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ def make_env(spec: EnvSpec, task_id: int) -> Env:
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:
     """Describe the tasks of `spec`, without building a simulator. Raises BadInput."""
+    if not spec.task_ids or len(set(spec.task_ids)) < len(spec.task_ids):
+        raise BadInput(f"task ids must be one or more different numbers, found {spec.task_ids}")
     envs = [make_env(spec, task_id) for task_id in spec.task_ids]
     return [
         TaskInfo(env.task_id, env.name, env.instruction, env.max_env_steps, env.num_init_states)

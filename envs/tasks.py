@@ -1,17 +1,13 @@
-"""List suites and tasks, and load initial states.
+"""List LIBERO's suites and tasks, and load their initial states.
 
-LIBERO's are read from its files, because its own module asks questions on stdin and imports torch.
+They are read from its files, because its own module asks questions on stdin and imports torch.
 """
 
 import importlib.util
-import os
 import pickle
 import re
 import runpy
-import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,17 +37,6 @@ NUM_SAMPLED_INIT_STATES = 50
 
 
 @dataclass(frozen=True)
-class TaskInfo:
-    """What a run needs to know of a task."""
-
-    task_id: int
-    name: str
-    instruction: str
-    max_env_steps: int
-    num_init_states: int
-
-
-@dataclass(frozen=True)
 class TaskFiles:
     """A task of LIBERO: its name, its instruction and the paths of its files."""
 
@@ -69,55 +54,6 @@ class TaskFiles:
             f"caution: none are stored for {self.bddl}, so LIBERO's sampler places the objects, and success does not "
             "compare with that from a benchmark's stored states (docs/OWN_TASKS.md says where they are looked for)"
         )
-
-
-def cache_dir() -> Path:
-    """The folder for asset packs and caches: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp.
-
-    Raises BadInput if none of them can be written.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
-    preferred = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
-    if _is_writable(preferred):
-        return preferred
-    # gettempdir() raises OSError where nothing can be written, so call it only now.
-    with reported_cache_errors(preferred):
-        temporary = Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")
-        # The folder in /tmp may belong to another user.
-        if _is_writable(temporary) and temporary.stat().st_uid == os.getuid():
-            return temporary
-        # Later calls and child processes use the same new folder.
-        os.environ["VLA_GRPO_CACHE"] = tempfile.mkdtemp(prefix="vla-grpo-")
-    return Path(os.environ["VLA_GRPO_CACHE"])
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether a folder can be written, which is made first if it does not exist."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
-@contextmanager
-def reported_cache_errors(folder: Path) -> Iterator[None]:
-    """Write to the cache folder `folder` in this block. Raises BadInput, which names it, in place of OSError."""
-    try:
-        yield
-    except OSError as fault:
-        raise BadInput(
-            f"the cache folder {folder} cannot be written ({fault.strerror}): free disk space, or name another folder "
-            "in the environment variable VLA_GRPO_CACHE"
-        ) from fault
-
-
-def keep_compiled_code() -> None:
-    """Have torch keep what it compiles in our cache folder, for the next run, unless the user has chosen another.
-
-    Call this before `vla` is imported. With it comes torch's compiler, which would choose a folder in /tmp.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
 
 
 @cache
@@ -161,6 +97,15 @@ def task_names(task_suite: str) -> tuple[str, ...]:
     return tuple(task_map["libero_task_map"][base])
 
 
+def task_name(task_suite: str, task_id: int) -> str:
+    """The name of a task. Raises BadInput for an unknown suite or task."""
+    names = task_names(task_suite)
+    if task_id not in range(len(names)):
+        known = ", ".join(f"{index} {name}" for index, name in enumerate(names))
+        raise BadInput(f"{task_suite} has no task {task_id}; there are: {known}")
+    return names[task_id]
+
+
 def instruction_in(name: str) -> str:
     """The instruction that LIBERO's benchmark derives from the name of a task."""
     return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
@@ -168,7 +113,7 @@ def instruction_in(name: str) -> str:
 
 def suite_task(task_suite: str, task_id: int) -> TaskFiles:
     """The files of a task of LIBERO's benchmark. For a suite of LIBERO-Plus they are those of the unchanged task."""
-    name = task_names(task_suite)[task_id]
+    name = task_name(task_suite, task_id)
     base, _ = split_suite(task_suite)
     bddl = libero_root() / "bddl_files" / base / f"{name}.bddl"
     init_states = libero_root() / "init_files" / base / f"{name}.pruned_init"

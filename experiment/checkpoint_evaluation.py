@@ -10,9 +10,9 @@ from pathlib import Path
 
 from configs.eval_config import EvalConfig
 from contracts import BadInput, resolve_pointer
-from envs.env import EnvSpec
+from envs.env import EnvSpec, TaskInfo
 from envs.pool import Pool, make_pool, task_info
-from envs.tasks import TaskInfo, split_suite, task_names
+from envs.tasks import split_suite, task_names
 from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
 from experiment.file_lock import locked
 from experiment.machine_checks import find_renderer_apart

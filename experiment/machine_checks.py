@@ -10,7 +10,8 @@ import torch
 from configs.config import TrainConfig
 from configs.sections import ModelConfig, SimulatorConfig
 from contracts import GIB, BadInput, first_line, output_place
-from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
+from envs.gl_backend import REPAIR, find_renderer, renders_in_software
+from envs.libero_imports import check_versions, simulator_versions
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
 from experiment.checkpoints import latest_checkpoint

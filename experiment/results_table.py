@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import mean
 
-from envs.tasks import TaskInfo
+from envs.env import TaskInfo
 from experiment.evaluator import EpisodeKey, Player
 from experiment.results import Results
 from experiment.statistics import compare, count_successes

@@ -19,10 +19,10 @@ from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig, UpdateConfig
 from contracts import GIB, BadInput, Observation, resolve_pointer
 from envs.assets import find_pack, installed_official
-from envs.env import EnvSpec
+from envs.env import EnvSpec, TaskInfo
 from envs.libero import LiberoEnv
 from envs.pool import Pool, task_info
-from envs.tasks import TaskInfo, bddl_task, split_suite
+from envs.tasks import bddl_task, split_suite
 from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run

@@ -11,9 +11,9 @@ import torch
 from configs.config import TrainConfig
 from configs.sections import SimulatorConfig
 from contracts import GIB
+from envs.env import TaskInfo
+from envs.gl_backend import renders_in_software
 from envs.machine import free_main_memory, usable_cores
-from envs.rendering import renders_in_software
-from envs.tasks import TaskInfo
 from rl.ranks import ALONE, Ranks
 
 # The share of the free memory that simulators may take, once the policy is loaded. The rest is for training and play.
@@ -66,7 +66,7 @@ def count_for_training(
     """How many simulators each rank of a training run has; all ranks get the smallest count of any.
 
     More simulators than a rollout has episodes, if all are as long as they may be, would only make rollouts longer than
-    --n-steps. The policy must have been loaded on `device`. renderer: what `envs.rendering.find_renderer` has found.
+    --n-steps. The policy must have been loaded on `device`. renderer: what `envs.gl_backend.find_renderer` has found.
     """
     n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)

@@ -93,7 +93,7 @@ def no_entry(*_):
 
 pwd.getpwuid = no_entry
 from command_line import main_guard
-from envs.tasks import cache_dir
+from envs.cache import cache_dir
 
 def main(_):
     print(getpass.getuser(), pathlib.Path.home(), cache_dir(), sep="\\n")

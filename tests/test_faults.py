@@ -37,7 +37,7 @@ import train_grpo
 from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
-from envs.tasks import TaskInfo
+from envs.env import TaskInfo
 from experiment.run_files import METRICS_FILE, read_metrics
 from rl.phases import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL

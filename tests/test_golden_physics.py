@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from envs.assets import find_pack
+from envs.libero_imports import prepare_imports
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare_imports
 from envs.tasks import load_init_states, suite_task
 
 GOLDEN = Path(__file__).parent / "golden" / "physics"

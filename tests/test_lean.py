@@ -4,11 +4,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from envs import rendering
 from envs.env import IMAGE_SIZE, EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv
+from envs.libero_imports import prepare_imports
 
-rendering.prepare_imports()
+prepare_imports()
 from envs.lean import load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare_imports`
 from envs.lean_controller import LeanController  # noqa: E402
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from contracts import BadInput, Observation
-from envs.libero import axis_angle
-from envs.rendering import upright
+from envs.libero import axis_angle, upright
 from vla.loading import LoadOptions
 from vla.policy import Policy
 

@@ -12,8 +12,8 @@ from contracts import BadInput
 from envs.assets import find_pack, installed_official
 from envs.env import EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv, axis_angle, task_files
+from envs.libero_imports import prepare_imports
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
 from vla.images import jpeg_round_trip, lanczos_resize
 

@@ -10,9 +10,9 @@ from contracts import BadInput
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PRO, packages_folder
 from envs.env import EnvSpec
+from envs.libero_imports import prepare_imports
 from envs.libero_pro import CATEGORIES, pro_task, register_categories
 from envs.pool import task_info
-from envs.rendering import prepare_imports
 from envs.tasks import (
     PRO_CHANGES,
     PUBLISHED_SUITES,
@@ -130,4 +130,4 @@ def test_files_without_a_table_of_states_are_refused(tmp_path, arrays):
 def test_unknown_suites_are_answered_with_the_names_of_all():
     for suite in ("libero_90_swap", "libero_goal_env", "swap", "libero_spatial_"):
         with pytest.raises(BadInput, match=r"libero_90.*_swap.*_camera"):
-            EnvSpec(suite, (0,))
+            task_info(EnvSpec(suite, (0,)))

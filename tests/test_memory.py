@@ -17,7 +17,7 @@ from configs.config import TrainConfig
 from configs.eval_config import EvalConfig
 from configs.sections import SimulatorConfig, UpdateConfig
 from contracts import GIB, BadInput
-from envs.tasks import TaskInfo
+from envs.env import TaskInfo
 from experiment.setup import fit_micro_batch
 from experiment.simulators import SimulatorCount, memory_of_simulator
 from rl.ranks import ALONE

@@ -57,7 +57,7 @@ def set_up(monkeypatch, *flags: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--task-id", "10"], r"0\.\.9"),
+        (["--task-id", "10"], "no task 10"),
         (["--eval-init-states", "0", "51"], "50 initial states"),
         (["--output", "/dev/null/runs"], "--output"),
     ],

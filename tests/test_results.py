@@ -11,7 +11,8 @@ import experiment.checkpoint_evaluation
 from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
-from envs.tasks import TaskInfo, suite_task
+from envs.env import TaskInfo
+from envs.tasks import suite_task
 from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_player, task_keys
 from experiment.evaluator import EpisodeKey, Filming, Player
 from experiment.results import (

@@ -5,7 +5,7 @@ import torch
 
 from configs.config import TrainConfig, changed
 from configs.sections import SimulatorConfig
-from envs.tasks import TaskInfo
+from envs.env import TaskInfo
 from experiment import simulators
 from experiment.simulators import (
     Limit,

@@ -11,7 +11,7 @@ import pytest
 
 from contracts import BadInput
 from envs import worker
-from envs.rendering import find_renderer
+from envs.gl_backend import find_renderer
 from envs.worker import NoAnswer, ask
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -41,7 +41,7 @@ def truncated(checkpoint, tmp_path):
 def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke, truncated, tmp_path):
     runs = tmp_path / "runs"
     for flags, named in (
-        (["--task-id", "10"], "0..9"),
+        (["--task-id", "10"], "no task 10"),
         (["--checkpoint", str(tmp_path / "nothing")], str(tmp_path / "nothing")),
         (["--checkpoint", str(truncated)], "model.safetensors"),
         (["--unnorm-key", "bridge_orig"], "libero_spatial_no_noops"),
