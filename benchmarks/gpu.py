@@ -1,12 +1,14 @@
 """Print milliseconds and memory of the 7B network on one GPU: decisions and samples of updates.
 
     python -m benchmarks.gpu --folder FULL [--memory-gib 24] [--frozen-weights bf16 int8] [--budgets-gib 16 24 48 80]
+        [--trained-blocks all 16 8 4]
 
 FULL: a 7B checkpoint, or random weights (`python -m benchmarks.full_size FULL`). The forward pass of an observation is
 8.6 TFLOP with two images, which are 599 tokens, and 4.8 with one, 343 tokens. A sample of an update is twice that,
 because the frozen weights get no gradient. MFU is the reached rate as a share of that of an 8192 x 8192 x 8192 matrix
 product, measured in the same run. The memory of the allocator is limited, so what does not fit fails. Every kind of
 update is measured with a new policy, so that no line includes the memory of passes that were recorded for another line.
+With --trained-blocks K a sample's work is counted as K / 32 of that; it begins at the states that were kept.
 """
 
 import gc
@@ -17,21 +19,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from command_line import main_guard, parse_flags
 from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.loading import FrozenWeights, LoadOptions
-from vla.memory import plan_update
+from vla.memory import RolloutSize, plan_update
 from vla.policy import Policy
-from vla.tokens import FIRST_ACTION_TOKEN
 
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
 PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
+ROLLOUT = RolloutSize(512, main_memory_bytes=32 * GIB)  # 4,096 env steps
 INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
 
@@ -41,6 +45,8 @@ class Args:
     folder: Path
     # Formats of the frozen weights that are measured, one after the other.
     frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
+    # Values of --trained-blocks of train_grpo.py that are measured, one after the other.
+    trained_blocks: tuple[int | Literal["all"], ...] = ("all",)
     # Limit of the GPU allocator, in GiB.
     memory_gib: float = 24.0
     # Calls of which the median is printed.
@@ -54,6 +60,15 @@ class Args:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A policy that is measured."""
+
+    folder: Path
+    frozen_weights: FrozenWeights
+    trained_blocks: int | None  # None: all parts are trained
+
+
+@dataclass(frozen=True)
 class Meter:
     """Times calls and prints their lines."""
 
@@ -61,7 +76,7 @@ class Meter:
     tflop_forward: float  # of one observation
     repeats: int
 
-    def report(self, name: str, num_rows: int, call: Callable[[], object], passes: int) -> None:
+    def report(self, name: str, num_rows: int, call: Callable[[], object], passes: float) -> None:
         """Time a call and print milliseconds for each of its `num_rows` rows, MFU and memory, or that it does not fit.
 
         passes: the work of a row, in forward passes.
@@ -93,14 +108,16 @@ def main(argv: Sequence[str]) -> None:
         flush=True,
     )
     for weights in args.frozen_weights:
-        print(f"frozen weights: {weights}", flush=True)
-        measure_deciding(args, weights, meter)
-        measure_updates(args, weights, meter)
-        for budget_gib in args.budgets_gib:
-            measure_budget(args.folder, budget_gib, weights, meter)
+        for trained_blocks in args.trained_blocks:
+            print(f"frozen weights: {weights}; trained blocks: {trained_blocks}", flush=True)
+            variant = Variant(args.folder, weights, None if trained_blocks == "all" else trained_blocks)
+            measure_deciding(variant, args, meter)
+            measure_updates(variant, args, meter)
+            for budget_gib in args.budgets_gib:
+                measure_budget(variant, budget_gib, meter)
 
 
-def load(folder: Path, memory_gib: float, weights: FrozenWeights) -> Policy:
+def load(variant: Variant, memory_gib: float) -> Policy:
     """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -109,19 +126,20 @@ def load(folder: Path, memory_gib: float, weights: FrozenWeights) -> Policy:
         task_suite="libero_spatial",
         device="cuda",
         memory_budget=memory_gib,
-        frozen_weights=weights,
+        frozen_weights=variant.frozen_weights,
+        trained_blocks=variant.trained_blocks,
         compile="on",
     )
-    return Policy.load(str(folder), options)
+    return Policy.load(str(variant.folder), options)
 
 
-def measure_deciding(args: Args, weights: FrozenWeights, meter: Meter) -> None:
+def measure_deciding(variant: Variant, args: Args, meter: Meter) -> None:
     """Measure loading and decisions.
 
     Every batch size is called once before the first one is timed, because calls right after compiling are slower.
     """
     started = time.perf_counter()
-    policy = load(args.folder, args.memory_gib, weights)
+    policy = load(variant, args.memory_gib)
     allocated_gib = torch.cuda.memory_allocated() / GIB
     print(f"load {time.perf_counter() - started:.1f} s, {allocated_gib:.2f} GiB", flush=True)
     observations = make_observations(policy, max(args.batches))
@@ -135,45 +153,59 @@ def measure_deciding(args: Args, weights: FrozenWeights, meter: Meter) -> None:
         meter.report("act, teacher", 1, partial(policy.act, observations[:1]), PASSES_TO_DECIDE)
 
 
-def measure_updates(args: Args, weights: FrozenWeights, meter: Meter) -> None:
-    """Measure forward and backward passes of every size of micro-batch, without and with recomputed activations."""
+def measure_updates(variant: Variant, args: Args, meter: Meter) -> None:
+    """Measure forward and backward passes of every size of micro-batch, without and with recomputed activations.
+
+    With a frozen trunk also from states in main memory, and the ratios of what acting and learning compute.
+    """
     for recomputed in ("nothing", "all blocks"):
         for micro_batch_size in args.micro_batches:
-            policy = load(args.folder, args.memory_gib, weights)
+            policy = load(variant, args.memory_gib)
             if recomputed == "all blocks":
                 policy.network.recompute_everything()
             report_update(policy, f"update, recomputing {recomputed}", micro_batch_size, meter)
+            if variant.trained_blocks is not None and recomputed == "nothing":
+                policy.kept_on = torch.device("cpu")
+                report_update(policy, "update, states in main memory", micro_batch_size, meter)
             del policy  # the next one may need its memory
 
 
 def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter) -> None:
     observations = make_observations(policy, micro_batch_size)
+    acted = policy.act(observations)
+    states = [row.nbytes for row in acted.kept if row is not None]
+    if states:
+        print(f"kept states of a decision: {states[0] / 2**20:.2f} MiB on {policy.kept_on}", flush=True)
 
     def update() -> None:
         for _, parameter in policy.named_trainable_parameters():
             parameter.grad = None
-        learn_from(policy, observations)
+        logits = policy.chunk_logits(observations, acted.kept)
+        logprobs = policy.token_logprobs(logits, acted.tokens, 1.0)
+        logprobs.mean().backward()
+        learned.append(logprobs.detach())
 
-    meter.report(name, micro_batch_size, update, PASSES_TO_LEARN)
+    learned: list[Tensor] = []
+    network = policy.network
+    share = 1.0
+    if network.trained_blocks is not None:
+        share = network.trained_blocks / len(network.language_model.model.layers)
+    meter.report(name, micro_batch_size, update, PASSES_TO_LEARN * share)
+    if learned:
+        error = ((learned[-1].cpu() - acted.logprobs).exp() - 1).abs().mean()
+        print(f"mean |ratio - 1| of learning beside acting: {error:.4f}", flush=True)
 
 
-def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, meter: Meter) -> None:
+def measure_budget(variant: Variant, budget_gib: float, meter: Meter) -> None:
     """Print the plan that a run with this --memory-budget would choose, and measure its update under that limit."""
-    policy = load(folder, budget_gib, weights)
+    policy = load(variant, budget_gib)
     try:
-        plan = plan_update(policy, "auto", "auto", 32)
+        plan = plan_update(policy, "auto", "auto", 32, rollout=ROLLOUT)
     except BadInput as reason:
         print(f"--memory-budget {budget_gib:g}: refused: {reason}", flush=True)
         return
     recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
     report_update(policy, f"{budget_gib:g} GiB, {recomputed}", plan.micro_batch_size, meter)
-
-
-def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:
-    """Forward and backward pass of a micro-batch; the gradient is added to the present one."""
-    logits = policy.chunk_logits(observations)
-    tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
-    policy.token_logprobs(logits, tokens, 1.0).mean().backward()
 
 
 def make_observations(policy: Policy, count: int) -> list[Observation]:

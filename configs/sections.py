@@ -194,9 +194,9 @@ class UpdateConfig:
     target_kl: PositiveFloat | None = 0.1
     # Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank).
     lora_rank: PositiveInt = 16
-    # Blocks with adapters, counted from the end of the language model; the token head has one, too. What is below them is
-    # computed once, when the policy acts, and kept until the update has learned from it. all: adapters in all parts, also
-    # in the vision transformers, and a trained proprio projector. (A trained adapter keeps its own number.)
+    # Blocks with adapters, counted from the end of the language model; the token head has one, too. What is below them
+    # is computed once, when the policy acts, and kept until the update has learned from it. all: adapters in all parts,
+    # also in the vision transformers, and a trained proprio projector. (A trained adapter keeps its own number.)
     trained_blocks: PositiveInt | Literal["all"] = "all"
     # Recompute activations in the backward pass, which is slower and needs less memory (auto: only in as many blocks as
     # memory requires).

@@ -80,7 +80,7 @@ def train_network_a_little(network: OpenVLAOFT, step: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
         if parameter.requires_grad:
-            parameter += step * torch.randn(parameter.shape, generator=generator)
+            parameter += step * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     network.adapters.refresh()
 
 

@@ -53,22 +53,24 @@ class UnrecordedNetwork(GraphedNetwork):
         network = self.network
         if with_gradient:  # CUDA refuses to record while another graph uses a parameter
             assert not any(is_in_a_graph(p) for p in network.parameters() if p.requires_grad)
+        run = getattr(network, part)
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         with torch.no_grad():
-            outputs = network(*recorded_inputs)
-        output_gradients = tuple(map(torch.zeros_like, outputs))
+            outputs = run(*recorded_inputs)
+        output_gradients = tuple(map(torch.zeros_like, outputs)) if with_gradient else ()
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         for parameter in parameters:
             self._gradients.setdefault(parameter, torch.zeros_like(parameter))
 
         @torch.no_grad()
         def forward():
-            for output, value in zip(outputs, network(*recorded_inputs), strict=True):
-                output.copy_(value)
+            for output, value in zip(outputs, run(*recorded_inputs), strict=True):
+                if output is not None:
+                    output.copy_(value)
 
         @torch.enable_grad()
         def backward():
-            logits, hidden = network(*recorded_inputs)
+            logits, hidden = run(*recorded_inputs)
             # The toy's hidden states are its input.
             outputs = [logits, hidden] if hidden.requires_grad else [logits]
             gradients = torch.autograd.grad(
@@ -197,6 +199,31 @@ def test_a_graph_is_alive_as_long_as_something_holds_its_loss(network):
     assert is_in_a_graph(lora_B)
     del loss
     assert not is_in_a_graph(lora_B)
+
+
+def test_above_a_frozen_trunk_learning_replays_the_top_alone(small, without_gpu):
+    results = []
+    for is_recorded in (False, True):
+        policy = load_policy(small, trained_blocks=1)
+        graphed = UnrecordedNetwork(policy.network)
+        if is_recorded:
+            policy._graphs = graphed
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 3)
+        acted = policy.act(observations)
+        policy.act_as_teacher(observations, kept=acted.kept)
+        for rows in (slice(0, 2), slice(1, 3)):
+            logits = policy.chunk_logits(observations[rows], acted.kept[rows])
+            logits.log_softmax(-1)[..., 7].sum().backward()
+        gradients = [parameter.grad for _, parameter in policy.named_trainable_parameters()]
+        results.append([acted.logprobs, *gradients])
+    assert graphed.recorded == [
+        (False, 3),
+        (False, 3),
+        (False, 3),
+        (True, 2),
+    ]  # trunk, top, teacher's top, learning
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 def test_a_supervised_step_with_two_sizes_of_micro_batch_records_both(small, without_gpu):
