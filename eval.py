@@ -59,12 +59,14 @@ def play(config: EvalConfig, argv: Sequence[str]) -> tuple[EvalConfig, Plan, Res
 def print_looks(config: EvalConfig) -> None:
     """Print the assets and the origin of initial states, with warnings about looks that the policy does not know."""
     from envs.assets import find_pack
-    from experiment.setup import find_checkpoint
-    from preflight import check_looks
+    from experiment.policies import find_checkpoint
+    from preflight import looks_warning
 
     pack = find_pack(config.simulator.assets)
-    looks = check_looks(find_checkpoint(config.model), pack)
-    say(f"assets: {looks.text}")
+    say(f"assets: {pack}")
+    warning = looks_warning(find_checkpoint(config.model), pack)
+    if warning is not None:
+        say(warning)
     if config.protocol is not None and pack.looks != "official":
         say(
             "published results use LIBERO's own looks; for results that compare with them use --assets official"

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from command_line import main_guard
-from configs.cli import Command, parse_train
+from configs.cli import parse_train
 from configs.config import TrainConfig
 from contracts import BadInput
 from envs.cache import keep_compiled_code
@@ -78,15 +78,18 @@ def main(argv: Sequence[str]) -> None:
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
     keep_compiled_code()
 
-    from preflight import set_up
+    from experiment.setup import set_up
+    from preflight import check_machine, probe
     from rl.launcher import start_ranks
 
     log_to_terminal()
     if command.config.run.data_parallel:
         start_ranks()
-    with set_up(command) as setup:
+    check_machine(command.config, command.resume)
+    with set_up(command.config, command.check_only) as setup:
+        probe(setup)
         if command.check_only:
-            log.info(setup.checks.summary())
+            log.info("all checks passed")
         else:
             train_in_folder(setup, command.resume, argv)
 
@@ -101,25 +104,27 @@ def run_training(config: TrainConfig) -> Path:
             "run_training trains in this process alone: start several ranks by torchrun or the command line"
         )
     keep_compiled_code()
-    from preflight import set_up
+    from experiment.setup import set_up
+    from preflight import check_machine, probe
 
     log_to_terminal()
-    with set_up(Command(config)) as setup:
+    check_machine(config)
+    with set_up(config) as setup:
+        probe(setup)
         return train_in_folder(setup, None, argv=["--config", "RUN"])  # the flags that would repeat it
 
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:
     """Train in a new run folder, or in the one to `resume`. However training ends, the folder is left as it should."""
     from experiment.report import conclude
-    from experiment.setup import log_setup, open_run, save_first_files
+    from experiment.setup import open_run, save_first_files
     from experiment.stopping import interruptible, until_the_end
 
-    run = open_run(setup, resume, argv)
+    run, state = open_run(setup, resume, argv)
     with interruptible(), until_the_end(run):
-        log_setup(setup, run.folder)
         if resume is None:
-            save_first_files(setup, run)
-        train(setup.config, run, setup.learner, setup.pool, setup.state)
+            save_first_files(setup, run, state)
+        train(setup.config, run, setup.learner, setup.pool, state)
         if setup.learner.ranks.is_main:
             conclude(run.folder)
     return run.folder

@@ -15,7 +15,7 @@ from envs.pool import Pool, make_pool, task_info
 from envs.tasks import split_suite, task_names
 from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
 from experiment.file_lock import locked
-from experiment.machine_checks import find_renderer_apart
+from experiment.policies import choose_looks, find_commit, load_policy
 from experiment.provenance import provenance
 from experiment.results import (
     Results,
@@ -25,8 +25,8 @@ from experiment.results import (
     read_results,
     settings_of,
 )
-from experiment.setup import choose_looks, find_commit, load_policy, make_spec
-from experiment.simulators import Limit, count_simulators
+from experiment.setup import make_spec
+from experiment.simulators import Limit, count_simulators, find_renderer_apart
 from experiment.stopping import interruptible
 from experiment.stored_run import read_training
 from experiment.terminal import say

@@ -19,7 +19,7 @@ from contracts import BadInput, read_bytes, replaced
 from envs.assets import find_pack
 from envs.tasks import bddl_task
 from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
-from experiment.setup import weights_fingerprint
+from experiment.policies import weights_fingerprint
 from json_fields import read_fields
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from envs.assets import find_pack
 from experiment.file_lock import lock_file
 from experiment.provenance import provenance
 from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
-from experiment.terminal import log_to_terminal
+from experiment.terminal import log_to_file
 from experiment.wandb_log import WandbLog
 from rl.ranks import ALONE, Ranks
 
@@ -117,7 +117,7 @@ def start_run(
             **provenance(argv),
         }
         write_json(folder / CONFIG_FILE, description)
-        log_to_terminal(folder / LOG_FILE)
+        log_to_file(folder / LOG_FILE)
     lock = lock_file(folder / LOCK_FILE, str(folder))
     ranks.from_main(folder)
     return Run(folder, config, ranks, lock=lock)
@@ -170,7 +170,7 @@ def reopen_run(
         description["config"] = asdict(config)
         description["resume_argv"] = [*description.get("resume_argv", []), list(argv)]
         write_json(folder / CONFIG_FILE, description)
-        log_to_terminal(folder / LOG_FILE)
+        log_to_file(folder / LOG_FILE)
         _cut_metrics(folder / METRICS_FILE, metrics_bytes)
     return Run(folder, config, ranks, wandb_id, lock)
 

@@ -10,10 +10,12 @@ import torch
 
 from configs.config import TrainConfig
 from configs.sections import SimulatorConfig
-from contracts import GIB
+from contracts import GIB, BadInput
 from envs.env import TaskInfo
-from envs.gl_backend import renders_in_software
+from envs.gl_backend import REPAIR, find_renderer, renders_in_software
 from envs.machine import free_main_memory, usable_cores
+from envs.worker import NoAnswer, ask
+from experiment.terminal import log_row
 from rl.ranks import ALONE, Ranks
 
 # The share of the free memory that simulators may take, once the policy is loaded. The rest is for training and play.
@@ -37,13 +39,24 @@ class Limit:
 
 @dataclass(frozen=True)
 class SimulatorCount:
-    """How many simulators this process runs, why, and the memory that they need, in GiB."""
+    """How many simulators this process runs, why, and the memory that is left, in GiB."""
 
     num_envs: int
     reason: str
-    needed_gib: float  # of main memory
-    free_gib: float  # of main memory
     gpu_gib: float  # that they need of the policy's GPU; 0 if they render elsewhere
+    left_gib: float  # main memory that they leave to this rank
+
+
+def find_renderer_apart() -> str:
+    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn."""
+    try:
+        renderer = ask(find_renderer)
+    except NoAnswer as reason:
+        raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
+    if renders_in_software(renderer) and torch.cuda.is_available():
+        slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
+        log_row("warning", f"{renderer} {slow}; {REPAIR}")
+    return renderer
 
 
 def memory_of_simulator(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
@@ -66,7 +79,7 @@ def count_for_training(
     """How many simulators each rank of a training run has; all ranks get the smallest count of any.
 
     More simulators than a rollout has episodes, if all are as long as they may be, would only make rollouts longer than
-    --n-steps. The policy must have been loaded on `device`. renderer: what `envs.gl_backend.find_renderer` has found.
+    --n-steps. The policy must have been loaded on `device`. renderer: what `find_renderer_apart` has found.
     """
     n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)
@@ -88,42 +101,42 @@ def count_simulators(
     free_gib = free_main_memory()
     on_gpu = device.type == "cuda" and not renders_in_software(renderer)
     if simulator.num_envs != "auto":
-        num_envs = simulator.num_envs
-        reason = "as configured (--num-envs)"
+        chosen = Limit(simulator.num_envs, "as configured (--num-envs)")
+    elif simulator.simulators == "ray":
+        chosen = min(_limit_of_cluster(ranks), useful, key=lambda limit: limit.num_envs)
     else:
-        if simulator.simulators == "ray":
-            limits = [_limit_of_cluster(ranks)]
-        else:
-            free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else None
-            limits = machine_limits(memory, device, cores_of_rank(), free_gib, free_gpu_gib)
-        limits.append(useful)
-        num_envs = max(1, min(limit.num_envs for limit in limits))
-        reason = explain(num_envs, limits)
-    return SimulatorCount(
-        num_envs,
-        f"{num_envs} simulator(s): {reason}",
-        needed_gib=num_envs * memory.main,
-        free_gib=free_gib,
-        gpu_gib=num_envs * memory.gpu if on_gpu else 0.0,
-    )
+        free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else math.inf
+        limits = [*machine_limits(memory, device, free_gib, free_gpu_gib), useful]
+        chosen = min(limits, key=lambda limit: limit.num_envs)
+    num_envs = max(1, chosen.num_envs)
+    needed_gib = num_envs * memory.main * ranks_here()
+    if free_gib < needed_gib:
+        log_row(
+            "warning",
+            f"{free_gib:.1f} GiB of main memory are free, simulators need about {needed_gib:.1f}: lower --num-envs or "
+            "--kept-tasks",
+        )
+    gpu_gib = num_envs * memory.gpu if on_gpu else 0.0
+    left_gib = max(0.0, (free_gib - needed_gib) / ranks_here())
+    return SimulatorCount(num_envs, f"{num_envs} simulator(s): {chosen.name}", gpu_gib, left_gib)
 
 
 def machine_limits(
-    memory: SimulatorMemory, device: torch.device, cores: int, free_gib: float, free_gpu_gib: float | None
+    memory: SimulatorMemory, device: torch.device, free_gib: float, free_gpu_gib: float
 ) -> list[Limit]:
-    """What a rank's `cores` and the memory of this machine allow that rank.
+    """What the cores and the memory of this machine allow each of its ranks.
 
     A policy on the CPU shares the cores: one more simulator than cores keeps them busy while it decides (measured in
-    docs/RESULTS.md). free_gpu_gib: None if the simulators need no GPU memory.
+    docs/RESULTS.md).
     """
-    each = " for each rank" if ranks_here() > 1 else ""
-    limits = [Limit(cores, f"{cores} core(s){each}")]
+    cores = max(1, usable_cores() // ranks_here())
     if device.type == "cpu":
-        limits = [Limit(cores + 1, f"{cores} core(s){each}, and one more while the policy decides")]
+        limits = [Limit(cores + 1, f"{cores} core(s), and one more while the policy decides")]
+    else:
+        limits = [Limit(cores, f"{cores} core(s)")]
     main_gib = SHARE_OF_FREE_MEMORY * free_gib / ranks_here()
-    main_limit = int(main_gib / memory.main)
-    limits.append(Limit(main_limit, f"half of the free main memory ({main_gib:.1f} GiB{each})"))
-    if free_gpu_gib is not None:
+    limits.append(Limit(int(main_gib / memory.main), f"half of the free main memory ({main_gib:.1f} GiB)"))
+    if math.isfinite(free_gpu_gib):
         gpu_gib = SHARE_OF_FREE_MEMORY * free_gpu_gib
         limits.append(Limit(int(gpu_gib / memory.gpu), f"half of the free GPU memory ({gpu_gib:.1f} GiB)"))
     return limits
@@ -132,18 +145,6 @@ def machine_limits(
 def ranks_here() -> int:
     """The number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def cores_of_rank() -> int:
-    """The cores of this machine that are one rank's share."""
-    return max(1, usable_cores() // ranks_here())
-
-
-def explain(num_envs: int, limits: Sequence[Limit]) -> str:
-    """Name the limit that decided, then what the others would allow."""
-    decisive = min(limits, key=lambda limit: limit.num_envs)
-    allowances = [f"{limit.name} would allow {limit.num_envs}" for limit in limits if limit is not decisive]
-    return "; ".join([decisive.name, ", ".join(allowances)])
 
 
 def _limit_of_cluster(ranks: Ranks) -> Limit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
 import math
 import os
 import sys
@@ -15,7 +16,10 @@ from pathlib import Path
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+log = logging.getLogger(__name__)
+
 INFORMATIVE_LOGGERS = ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla")
+MOST_KEPT_LINES = 1000  # that are logged before there is a file for them
 LOG_TIME = "%Y-%m-%d %H:%M:%S"  # before every line of a log file
 PERIOD_S = 20.0  # without a terminal a long activity shows a line every so many seconds
 
@@ -31,8 +35,8 @@ class TerminalHandler(logging.StreamHandler):
         super().emit(record)
 
 
-def log_to_terminal(*files: Path) -> None:
-    """Send the log of rank 0 to the terminal and to `files`, which also get the time of every line.
+def log_to_terminal() -> None:
+    """Send the log of rank 0 to the terminal, and keep it for `log_to_file`.
 
     Other ranks warn only of what may concern them alone: their simulators, and their GPU's memory.
     """
@@ -41,17 +45,31 @@ def log_to_terminal(*files: Path) -> None:
         for name in ("envs", "vla.memory"):
             logging.getLogger(name).setLevel(logging.WARNING)
         return
-    handlers: list[logging.Handler] = [TerminalHandler()]
-    for file in files:
-        handler = logging.FileHandler(file)
-        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", LOG_TIME))
-        handlers.append(handler)
+    kept = logging.handlers.MemoryHandler(capacity=MOST_KEPT_LINES, flushLevel=logging.CRITICAL + 1)
+    handlers: list[logging.Handler] = [TerminalHandler(), kept]
     logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
     # If the terminal is closed or the disk is full, a log line is lost, and logging prints no traceback.
     logging.raiseExceptions = False
     for name in INFORMATIVE_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("envs").setLevel(logging.WARNING)
+
+
+def log_to_file(path: Path) -> None:
+    """Send the log to a file, too: also what was logged so far. Every line gets its time."""
+    file = logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s  %(message)s", LOG_TIME))
+    for handler in list(logging.root.handlers):
+        if isinstance(handler, logging.handlers.MemoryHandler):
+            handler.setTarget(file)
+            handler.close()  # it writes what it kept
+            logging.root.removeHandler(handler)
+    logging.root.addHandler(file)
+
+
+def log_row(name: str, text: str) -> None:
+    """Log a row of the table that a program shows while it starts."""
+    log.info("%-14s  %s", name, text)
 
 
 @dataclass

@@ -43,6 +43,7 @@ from rl.phases import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics
+from vla.memory import Plan
 
 ROOT = Path(__file__).parents[1]
 # Three updates of three episodes each: warmup, transition, RL. Evaluations at 0, 24, 48 and 72 env steps.
@@ -95,21 +96,19 @@ def _fakes(monkeypatch) -> Iterator[None]:
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     fakes = {
-        "check_machine": lambda *_: "a renderer",
-        "describe_weights": lambda *_: "a fake",
+        "find_renderer_apart": lambda *_: "a renderer",
         "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
-        "fit_micro_batch": lambda policy, config, *_: config.update.micro_batch_size,
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
         "load_teacher": lambda *_: TeacherChoice("greedy", ""),
         "make_pool": lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)),
-        "try_out": lambda *_: observation(1.0, 2.0, 3.0),
+        "first_observation": lambda *_: observation(1.0, 2.0, 3.0),
+        "choose_looks": lambda *_: "lowpoly",
+        "plan_memory": lambda *_: Plan(3, 0),
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(preflight, name, fake)
-    monkeypatch.setattr(preflight.Checks, "run", lambda *_: None)
-    for name in ("log_setup", "save_model_view"):
-        monkeypatch.setattr(experiment.setup, name, lambda *_: None)
-    monkeypatch.setattr(experiment.setup, "choose_looks", lambda *_: "lowpoly")
+        monkeypatch.setattr(experiment.setup, name, fake)
+    for name in ("check_packages", "check_device", "probe"):
+        monkeypatch.setattr(preflight, name, lambda *_: None)
     monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(
         experiment.evaluator, "write_video", lambda path, frames: path.write_bytes(b"a video")
@@ -340,7 +339,7 @@ def test_a_place_that_cannot_be_written_is_one_line_before_the_policy_is_loaded(
         return open("/dev/full", "wb")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight, "load_policy", lambda *_: pytest.fail("it was loaded"))
+        patch.setattr(experiment.setup, "load_policy", lambda *_: pytest.fail("it was loaded"))
         if fault == "file in the way":
             (tmp_path / "file").touch()
             assert start(patch, tmp_path / "file" / "runs") == 2
@@ -370,7 +369,7 @@ def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
 
 def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypatch, capsys, tmp_path):
     hopeless = FakePool(lambda *_: Script(env_steps=8, success=False))
-    monkeypatch.setattr(preflight, "make_pool", lambda *_: hopeless)
+    monkeypatch.setattr(experiment.setup, "make_pool", lambda *_: hopeless)
     at(
         monkeypatch,
         tmp_path,
@@ -390,7 +389,7 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     """Of two episodes none succeeds until 48, both at 72 and one at 96."""
     failing = {40, 41}
     pool = FakePool(lambda _, init_state_id: Script(env_steps=8, success=init_state_id not in failing))
-    monkeypatch.setattr(preflight, "make_pool", lambda *_: pool)
+    monkeypatch.setattr(experiment.setup, "make_pool", lambda *_: pool)
     at(
         monkeypatch,
         tmp_path,
@@ -433,7 +432,7 @@ def test_check_only_of_a_finished_run_changes_nothing_in_it(monkeypatch, capsys,
 
 def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
     pool = FakePool(lambda *_: Script(env_steps=8, success=True))
-    monkeypatch.setattr(preflight, "make_pool", lambda *_: pool)
+    monkeypatch.setattr(experiment.setup, "make_pool", lambda *_: pool)
     assert start(monkeypatch, tmp_path, "--physics", "fast", "--train-init-states", "0", "40") == 0
     is_evaluation = [init_state_id >= 40 for _, init_state_id in pool.started]
     assert set(zip(is_evaluation, pool.physics, strict=True)) == {(True, "exact"), (False, "fast")}

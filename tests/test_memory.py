@@ -18,7 +18,7 @@ from configs.eval_config import EvalConfig
 from configs.sections import SimulatorConfig, UpdateConfig
 from contracts import GIB, BadInput
 from envs.env import TaskInfo
-from experiment.setup import fit_micro_batch
+from experiment.setup import plan_memory
 from experiment.simulators import SimulatorCount, memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
@@ -188,10 +188,10 @@ class Card:
         policy = policy_on_gpu(monkeypatch)
         limit_memory(budget_gib, policy.device)
         gib_of_one = memory_of_simulator(SimulatorConfig(assets="official"), 1).gpu
-        simulators = SimulatorCount(num_envs, "", 0.0, 0.0, num_envs * gib_of_one)
+        simulators = SimulatorCount(num_envs, "", num_envs * gib_of_one, 0.0)
         config = TrainConfig(update=UpdateConfig(batch_size=32))
-        size = fit_micro_batch(policy, config, simulators, ALONE, TASK)
-        return size, policy.network.recomputed_blocks
+        plan = plan_memory(policy, config, simulators, ALONE, TASK)
+        return plan.micro_batch_size, policy.network.recomputed_blocks
 
 
 def most_gib(plan):

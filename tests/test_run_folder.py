@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import shutil
 import subprocess
 import time
@@ -16,10 +15,11 @@ from configs.config import TrainConfig, changed, config_from_json
 from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.machine_checks import check_output
 from experiment.provenance import package_versions
 from experiment.run_files import METRICS_FILE, read_description, read_metrics
 from experiment.run_folder import Run, reopen_run, start_run
+from experiment.terminal import log_to_terminal
+from preflight import check_resumed_folder
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -101,16 +101,20 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path):
         reopen_run(tmp_path / "file", config(tmp_path), RESUME, 0, None)
 
 
-def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
-    logging.getLogger("train_grpo").info("step 1")
+def test_the_log_goes_to_terminal_and_file_from_its_first_line_on_and_is_continued(tmp_path, capsys):
+    log = logging.getLogger("train_grpo")
+    log_to_terminal()
+    log.info("step 0")
+    run = start_run(config(tmp_path), ARGV)
+    log.info("step 1")
     run.close()
+    log_to_terminal()
     resumed = reopen_run(run.folder, run.config, RESUME, 0, None)
-    logging.getLogger("train_grpo").info("step 2")
+    log.info("step 2")
     resumed.close()
     lines = (run.folder / "train.log").read_text().splitlines()
-    assert [line.split("  ")[1] for line in lines] == ["step 1", "step 2"]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line.split("  ")[0]) for line in lines)
-    assert "step 2\n" in capsys.readouterr().out
+    assert [line.split("  ")[1] for line in lines] == ["step 0", "step 1", "step 2"]
+    assert capsys.readouterr().out.splitlines() == ["step 0", "step 1", "step 2"]
 
 
 # records
@@ -195,7 +199,7 @@ def test_a_run_that_is_being_written_is_not_resumed(run):
     with pytest.raises(BadInput, match="another program"):
         reopen_run(run.folder, run.config, RESUME, 0, None)
     with pytest.raises(BadInput, match="another program"):
-        check_output(run.config, str(run.folder))  # before anything takes memory
+        check_resumed_folder(run.folder)  # before anything takes memory
     run.close()
     reopen_run(run.folder, run.config, RESUME, 0, None).close()
 

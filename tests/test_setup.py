@@ -1,4 +1,4 @@
-"""What a run is set up with: looks, teacher, tasks and first observation."""
+"""What a run is set up with: looks, teacher, tasks, simulators' first observation, weights."""
 
 import json
 import os
@@ -9,22 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import experiment.setup
 from configs.config import TrainConfig, changed
-from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig
+from configs.sections import ModelConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
 from envs.assets import installed_official
-from experiment.checkpoints import TrainerState
-from experiment.setup import (
-    choose_looks,
-    find_tasks,
-    load_policy,
-    load_teacher,
-    looks_of_small_policy,
-    settle_settings,
-    weights_fingerprint,
-)
+from experiment import policies
+from experiment.policies import choose_looks, load_policy, load_teacher, weights_fingerprint
+from experiment.setup import find_tasks, first_observation, open_run, resolve_names
+from tests.fakes import FakePool, Script
 from tests.small_checkpoint import make_small_checkpoint
 
 SUITE = "libero_spatial"
@@ -38,23 +33,26 @@ def on_cpu(checkpoint) -> ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "official_is_installed", "trained_on", "looks"),
+    ("device", "official_is_installed", "trained_on", "looks"),
     [
-        (True, True, (), "official"),
-        (True, True, ("lowpoly", "official"), "official"),
-        (True, True, ("lowpoly",), "lowpoly"),
-        (True, False, (), "lowpoly"),
-        (False, True, (), "lowpoly"),
+        ("cuda", True, (), "official"),
+        ("cuda", True, ("lowpoly", "official"), "official"),
+        ("cuda", True, ("lowpoly",), "lowpoly"),
+        ("cuda", False, (), "lowpoly"),
+        ("cpu", True, (), "lowpoly"),
     ],
 )
 def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_there(
-    has_gpu, official_is_installed, trained_on, looks
+    monkeypatch, small, device, official_is_installed, trained_on, looks
 ):
-    assert looks_of_small_policy(has_gpu, official_is_installed, trained_on) == looks
+    monkeypatch.setattr(policies, "choose_device", lambda *_: torch.device(device))
+    monkeypatch.setattr(policies, "installed_official", lambda: official_is_installed or None)
+    monkeypatch.setattr(policies, "find_checkpoint", lambda _: SimpleNamespace(looks=trained_on))
+    monkeypatch.setattr(policies, "find_pack", lambda _: None)
+    assert choose_looks("auto", ModelConfig(str(small))) == looks
 
 
-def test_auto_depends_on_the_size_of_the_policy_and_other_names_are_kept(small):
-    assert choose_looks("auto", on_cpu(small)) == "lowpoly"
+def test_looks_that_are_named_are_kept_if_they_are_there(small):
     assert choose_looks("lowpoly", ModelConfig("owner/openvla-7b")) == "lowpoly"
     with pytest.raises(BadInput, match="nowhere"):
         choose_looks("nowhere", on_cpu(small))
@@ -65,24 +63,30 @@ def test_a_large_policy_sees_official_looks_on_a_cpu_too():
     assert choose_looks("auto", ModelConfig("owner/openvla-7b", device="cpu")) == "official"
 
 
+# names
+
+
 def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
     (tmp_path / "best").write_text("step_8")
     pointers = {"checkpoint": str(tmp_path / "best"), "teacher": str(tmp_path / "best"), "assets": "lowpoly"}
-    settled = settle_settings(changed(TrainConfig(), **pointers))
-    assert settled.model.checkpoint == settled.phases.teacher == str(tmp_path / "step_8")
-    assert settle_settings(settled) == settled
+    resolved = resolve_names(changed(TrainConfig(), **pointers))
+    assert resolved.model.checkpoint == resolved.phases.teacher == str(tmp_path / "step_8")
+    assert resolve_names(resolved) == resolved
 
 
 @pytest.mark.parametrize(("task_ids", "advantage"), [((3,), "batch"), ((1, 4, 8), "gae")])
 def test_the_advantage_auto_depends_on_the_number_of_tasks(task_ids, advantage):
     settings = {"checkpoint": "owner/policy", "assets": "lowpoly", "task_ids": task_ids}
-    settled = settle_settings(changed(TrainConfig(), **settings, advantage="auto"))
-    assert settled.loss.advantage == advantage
-    settled = settle_settings(changed(TrainConfig(), **settings, advantage="absolute"))
-    assert settled.loss.advantage == "absolute"
+    for configured, resolved in (("auto", advantage), ("absolute", "absolute")):
+        config = changed(TrainConfig(), **settings, advantage=configured)
+        assert resolve_names(config).loss.advantage == resolved
 
 
 # teacher
+
+
+def config_with(checkpoint, teacher: str) -> TrainConfig:
+    return changed(TrainConfig(), checkpoint=str(checkpoint), device="cpu", teacher=teacher)
 
 
 def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(small, tmp_path):
@@ -90,7 +94,7 @@ def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(small, tmp_pat
     one_image = make_small_checkpoint(tmp_path / "teacher", num_images=1)
     for teacher in (str(one_image), "gredy"):
         with pytest.raises(BadInput, match=f"--teacher {teacher}: "):
-            load_teacher(policy, on_cpu(small), PhaseConfig(teacher=teacher), SUITE, kl_coef=0.0)
+            load_teacher(policy, config_with(small, teacher))
 
 
 def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, tmp_path):
@@ -102,8 +106,9 @@ def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, t
         (small, str(without_head), "greedy"),
     ):
         policy = load_policy(on_cpu(checkpoint), SUITE)
-        phases = PhaseConfig(teacher=teacher)
-        assert load_teacher(policy, on_cpu(checkpoint), phases, SUITE, kl_coef=0.0).mode == mode
+        assert load_teacher(policy, config_with(checkpoint, teacher)).mode == mode
+    with pytest.raises(BadInput, match="--teacher l1"):
+        load_teacher(load_policy(on_cpu(without_head), SUITE), config_with(without_head, "l1"))
 
 
 # simulators
@@ -111,11 +116,9 @@ def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, t
 
 def test_a_task_needs_all_initial_states_that_are_configured():
     def tasks_of(**settings):
-        task = TaskConfig("libero_goal", (7,), **settings)
-        return find_tasks(task, SimulatorConfig())
+        return find_tasks(TaskConfig("libero_goal", (7,), **settings), SimulatorConfig())
 
     assert [task.instruction for task in tasks_of()] == ["turn on the stove"]
-    assert len(tasks_of(train_init_states="fresh", eval_init_states=(0, 50))) == 1
     for too_many in (
         {"eval_init_states": (40, 51)},
         {"train_init_states": (20, 51), "eval_init_states": (0, 9)},
@@ -124,20 +127,24 @@ def test_a_task_needs_all_initial_states_that_are_configured():
             tasks_of(**too_many)
 
 
+def test_a_simulator_that_fails_at_once_ends_the_start():
+    faulty = FakePool(lambda *_: Script(env_steps=8, success=True, faults=1, fault_after=0))
+    with pytest.raises(BadInput, match="planted fault"):
+        first_observation(faulty, TaskConfig())
+
+
 # the run folder
 
 
-@pytest.mark.parametrize("resume", [None, "runs/trial"])
-def test_the_id_of_the_wandb_run_is_remembered_by_a_resumed_run_too(monkeypatch, resume):
-    run = SimpleNamespace(wandb=SimpleNamespace(id="new"))
+def test_the_id_of_the_wandb_run_is_remembered(monkeypatch):
+    run = SimpleNamespace(wandb=SimpleNamespace(id="new"), folder=Path("runs/new"))
     monkeypatch.setattr(experiment.setup, "start_run", lambda *_: run)
-    monkeypatch.setattr(experiment.setup, "reopen_run", lambda *_: run)
     monkeypatch.setattr(experiment.setup, "commit_of", lambda *_: None)
     policy = SimpleNamespace(info=SimpleNamespace(weights_folder=None))
-    learner = SimpleNamespace(policy=policy, ranks=None)
-    setup = SimpleNamespace(state=TrainerState(), learner=learner, config=None)
-    experiment.setup.open_run(setup, resume, [])
-    assert setup.state.wandb_id == "new"
+    learner = SimpleNamespace(policy=policy, ranks=SimpleNamespace(size=1))
+    config = changed(TrainConfig(), assets="lowpoly")
+    _, state = open_run(SimpleNamespace(learner=learner, config=config), None, [])
+    assert state.wandb_id == "new"
 
 
 # weights
@@ -147,14 +154,8 @@ def test_torch_keeps_compiled_code_in_our_cache_and_not_where_temporary_files_ar
     environ = {**os.environ, "TMPDIR": str(tmp_path), "VLA_GRPO_CACHE": str(tmp_path / "cache")}
     environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
     # It ends after torch was imported, because there is no such checkpoint.
-    command = [
-        sys.executable,
-        "train_grpo.py",
-        "--checkpoint",
-        str(tmp_path / "none"),
-        "--output",
-        str(tmp_path),
-    ]
+    flags = ["--checkpoint", str(tmp_path / "none"), "--output", str(tmp_path)]
+    command = [sys.executable, "train_grpo.py", *flags]
     ended = subprocess.run(command, cwd=Path(__file__).parents[1], env=environ, capture_output=True)
     assert ended.returncode == 2
     assert not list(tmp_path.glob("torchinductor*"))

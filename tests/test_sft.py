@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from configs.sections import ModelConfig, PhaseConfig
+from configs.config import TrainConfig, changed
 from contracts import BadInput, Observation, SelfCheckError
-from experiment.setup import load_teacher
+from experiment.policies import load_teacher
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import BUNDLED, SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
@@ -69,7 +69,7 @@ CPU = torch.device("cpu")
 
 
 def sft_args(demos: Path, out: Path, **changes) -> SftArgs:
-    return SftArgs((demos,), out, **(SHORT | changes))
+    return SftArgs((str(demos),), out, **(SHORT | changes))
 
 
 def load_policy(folder: Path) -> Policy:
@@ -418,8 +418,7 @@ def test_the_l1_head_acts_as_the_demonstrations_that_it_memorised(episodes, regr
 def test_a_run_from_an_l1_checkpoint_is_taught_by_its_head(episodes, regressed, teacher):
     assert inspect_checkpoint(regressed).kind == "L1 regression"
     policy = load_policy(regressed)
-    phases = PhaseConfig(teacher=teacher)
-    mode = load_teacher(policy, ModelConfig(str(regressed)), phases, "libero_spatial", kl_coef=0.0).mode
+    mode = load_teacher(policy, changed(TrainConfig(), checkpoint=str(regressed), teacher=teacher)).mode
     assert mode == "l1"
     observations = observations_of(episodes)
     assert torch.equal(
@@ -506,7 +505,7 @@ def test_the_demonstrations_statistics_stay_with_all_that_follows(episodes, head
 
 def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(episodes, adapters):
     policy = load_policy(adapters)
-    teacher = load_teacher(policy, ModelConfig(str(adapters)), PhaseConfig(), "libero_spatial", kl_coef=0.0)
+    teacher = load_teacher(policy, changed(TrainConfig(), checkpoint=str(adapters)))
     assert (teacher.mode, policy.equals_teacher()) == ("greedy", True)
     observations = observations_of(episodes)
     before = policy.act(observations)

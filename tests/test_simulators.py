@@ -1,10 +1,14 @@
 """`--num-envs auto`: as many simulators as cores and memory allow and as are of use; and the memory that one takes."""
 
+import os
+import signal
+
 import pytest
 import torch
 
 from configs.config import TrainConfig, changed
 from configs.sections import SimulatorConfig
+from contracts import BadInput
 from envs.env import TaskInfo
 from experiment import simulators
 from experiment.simulators import (
@@ -12,6 +16,7 @@ from experiment.simulators import (
     SimulatorCount,
     count_for_training,
     count_simulators,
+    find_renderer_apart,
     memory_of_simulator,
 )
 from rl.ranks import Ranks
@@ -53,7 +58,7 @@ def test_they_take_at_most_half_of_the_free_memory(machine):
     machine(cores=16, gpu=8.4)  # a card of 24 GB with the 7B; 0.55 GiB each
     assert count(GPU, NVIDIA) == 7
     machine(cores=16, main=1.0, gpu=0.1)
-    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; `check_main_memory` warns
+    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; a warning says so
 
 
 def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
@@ -68,12 +73,10 @@ def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
     assert of_gpu == {NVIDIA: pytest.approx(0.55), MESA: 0.0}
 
 
-def test_the_reason_names_what_decided_and_what_else_was_possible(machine):
+def test_the_reason_names_what_decided(machine):
     machine(cores=16, main=96.0, gpu=9.0)
-    assert count_simulators(OFFICIAL, 1, GPU, NVIDIA, Limit(10, "10 episodes")).reason == (
-        "8 simulator(s): half of the free GPU memory (4.5 GiB); 16 core(s) would allow 16, half of the free main "
-        "memory (48.0 GiB) would allow 40, 10 episodes would allow 10"
-    )
+    chosen = count_simulators(OFFICIAL, 1, GPU, NVIDIA, Limit(10, "10 episodes"))
+    assert chosen.reason == "8 simulator(s): half of the free GPU memory (4.5 GiB)"
 
 
 def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_their_gpus(machine, monkeypatch):
@@ -88,19 +91,41 @@ def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_thei
     assert count(GPU, NVIDIA) == 1
 
 
-def test_a_number_is_kept_whatever_the_machine_is(machine):
+def test_a_number_is_kept_whatever_the_machine_is_with_a_warning(machine, caplog):
+    caplog.set_level("INFO")
     machine(cores=2, main=1.0)
     chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, Limit(1, ""))
-    assert chosen == SimulatorCount(
-        8, "8 simulator(s): as configured (--num-envs)", pytest.approx(9.6), 1.0, 0.0
-    )
+    assert chosen == SimulatorCount(8, "8 simulator(s): as configured (--num-envs)", 0.0, 0.0)
+    assert "need about 9.6" in caplog.text
+
+
+def crash():
+    """As a broken GL driver does."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_machine_that_cannot_render_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(simulators, "find_renderer", crash)
+    with pytest.raises(BadInput, match=r"no frame can be rendered .*apt-get install"):
+        find_renderer_apart()
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "renderer", "warned"), [(True, NVIDIA, False), (True, MESA, True), (False, MESA, False)]
+)
+def test_software_that_renders_beside_a_gpu_is_a_warning(monkeypatch, caplog, has_gpu, renderer, warned):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(simulators, "ask", lambda _: renderer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert find_renderer_apart() == renderer
+    assert ("MUJOCO_GL" in caplog.text) is warned
 
 
 class TwoRanks(Ranks):
     """Rank 0 of two; the other one has room for three simulators."""
 
     def gather(self, value: SimulatorCount) -> list[SimulatorCount]:
-        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0, 0.0)]
+        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0)]
 
 
 def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on_all_ranks(machine):

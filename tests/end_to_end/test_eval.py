@@ -13,7 +13,7 @@ from configs.presets import TINY_CHECKPOINT
 from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.tasks import libero_root
-from experiment.setup import weights_fingerprint
+from experiment.policies import weights_fingerprint
 from tests.end_to_end.conftest import run_command
 from tests.small_checkpoint import load_policy, train_a_little
 

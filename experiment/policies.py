@@ -1,0 +1,122 @@
+"""Find and load the policy of a run or an evaluation, and its teacher, and choose the looks that it sees."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from configs.config import TrainConfig
+from configs.sections import ModelConfig, UpdateConfig
+from contracts import BadInput
+from envs.assets import find_pack, installed_official
+from envs.libero import LiberoEnv
+from envs.tasks import split_suite
+from rl.phases import TeacherChoice, choose_teacher
+from vla.adapter_folder import base_and_adapter, has_usable_l1_head
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.dataset_statistics import same_actions
+from vla.device import choose_device, is_large
+from vla.hub import commit_of, resolve_checkpoint
+from vla.loading import LoadOptions
+from vla.policy import Policy
+
+
+def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
+    """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
+    base, adapter = base_and_adapter(str(model.checkpoint))
+    return inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter)
+
+
+def find_commit(checkpoint: str) -> str | None:
+    """The hub's commit of the base of a checkpoint, which is downloaded if needed; None for a local folder."""
+    base, _ = base_and_adapter(checkpoint)
+    return commit_of(resolve_checkpoint(base))
+
+
+def choose_looks(assets: str, model: ModelConfig) -> str:
+    """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
+
+    Raises BadInput if the assets are not installed.
+    """
+    if assets == "auto":
+        assets = "official" if prefers_official_looks(model) else "lowpoly"
+    find_pack(assets)
+    return assets
+
+
+def prefers_official_looks(model: ModelConfig) -> bool:
+    """Whether a policy sees LIBERO's own looks by default: a 7B always, a small one where that costs little.
+
+    On a CPU the official looks cost a small policy two thirds of its speed. Raises BadInput for a checkpoint that needs
+    a GPU where there is none.
+    """
+    base, _ = base_and_adapter(str(model.checkpoint))
+    has_gpu = choose_device(model.device, base).type == "cuda"
+    if is_large(Path(base).expanduser()):
+        return True
+    if not has_gpu or installed_official() is None:
+        return False
+    trained_on = find_checkpoint(
+        model
+    ).looks  # most checkpoints name none, and were trained on the official ones
+    return not trained_on or "official" in trained_on
+
+
+def load_policy(
+    model: ModelConfig,
+    task_suite: str,
+    lora_rank: int = UpdateConfig.lora_rank,
+    seed: int = 0,
+    trained_blocks: int | Literal["all"] = "all",
+) -> Policy:
+    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput."""
+    # LIBERO-PRO's and LIBERO-Plus's suites have the data of the suite that they change.
+    base_suite, _ = split_suite(task_suite)
+    options = LoadOptions(
+        task_suite=base_suite,
+        unnorm_key=model.unnorm_key,
+        action_dim=LiberoEnv.action_dim,
+        lora_rank=lora_rank,
+        trained_blocks=None if trained_blocks == "all" else trained_blocks,
+        seed=seed,
+        device=model.device,
+        memory_budget=model.memory_budget,
+        frozen_weights=model.frozen_weights,
+        compile=model.compile,
+    )
+    return Policy.load(str(model.checkpoint), options)
+
+
+def load_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
+    """Give the policy the teacher that --teacher names; return how it decides, and why. Raises BadInput."""
+    model = config.model
+    checkpoint = config.phases.teacher_checkpoint or str(model.checkpoint)
+    _, adapter = base_and_adapter(checkpoint)
+    if config.phases.teacher_checkpoint is not None or adapter is not None:
+        try:
+            _set_teacher(policy, replace(model, checkpoint=checkpoint), adapter, config.task.task_suite)
+        except BadInput as problem:
+            raise BadInput(f"--teacher {checkpoint}: {problem}") from None
+    with policy.teacher() as teacher:
+        can_act_by_l1 = has_usable_l1_head(checkpoint, teacher.action_head)
+        same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
+    return choose_teacher(
+        config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1, same_tokens
+    )
+
+
+def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
+    """Make another checkpoint the teacher. An adapter of the same base shares the policy's frozen weights."""
+    if adapter is not None and policy.use_teacher_adapter(adapter):
+        return
+    # The teacher's adapters are never trained, so their rank does not matter.
+    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))
+
+
+def weights_fingerprint(policy: Policy) -> str:
+    """Hash the policy's weights: samples of the frozen ones (`vla.weights.fingerprint`) and all trained ones."""
+    digest = hashlib.sha256(policy.base_fingerprint.encode())
+    for name, parameter in policy.named_trainable_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
