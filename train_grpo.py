@@ -17,8 +17,8 @@ Phases. The phase depends only on the number of env steps played, never on the s
 warmup if the student succeeds far less often than the teacher.
   warmup      the student learns the teacher's tokens by cross-entropy. The teacher acts; or, with --warmup-actor
               student (the default beside an L1 head), the student acts and learns what the teacher would have chosen
-  transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0, otherwise the student
-              makes it; the student learns by PPO
+  transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0 over the transition's
+              env steps, otherwise the student makes it; the student learns by PPO
   rl          the student acts and learns by PPO
 
 Advantages (--advantage). The return R of an episode is 1 on success and 0 otherwise. Rewards are not shaped. An episode
@@ -59,7 +59,7 @@ from experiment.metrics import (
     why_nothing_was_learned,
 )
 from experiment.terminal import Activity, log_to_terminal, show_progress
-from rl.phases import PhaseState, phase_at
+from rl.phases import PhaseState, phase_at, rollout_steps
 
 if TYPE_CHECKING:
     from envs.pool import Pool
@@ -157,10 +157,18 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
-        steps_of_rank = config.rollout.n_steps // learner.ranks.size
-        with show_part("rollout", steps_of_rank, "env steps", learner, state) as activity:
+        n_steps = rollout_steps(state.global_step, config)
+        with show_part("rollout", n_steps // learner.ranks.size, "env steps", learner, state) as activity:
             rollout, trajectories = training_rollout(
-                learner, pool, episodes, phase, config, update_index, activity.advance
+                learner,
+                pool,
+                episodes,
+                phase,
+                config,
+                update_index,
+                n_steps,
+                state.episode_length,
+                activity.advance,
             )
         metrics = rollout_metrics(rollout, phase, task_shares)
 

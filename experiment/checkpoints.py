@@ -43,6 +43,9 @@ class TrainerState:
     best_score: float | None = None  # score of the checkpoint `best`: see --best-by
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
+    # Mean env steps of the last rollout's episodes, by which epsilon falls in the next one. Before the first rollout it
+    # is a guess.
+    episode_length: float = 150.0
     drawn: dict[int, int] = field(default_factory=dict)  # groups drawn so far, per task: see TrainingEpisodes
     wandb_id: str | None = None
     ranks: int = 1  # number of processes that train together; the episodes depend on it
@@ -61,6 +64,7 @@ class TrainerState:
     def count_update(self, rollout: Rollout, steps_taken: int) -> None:
         """Add an update: its env steps, returns, successes, drawn groups, and whether it took any optimizer step."""
         self.global_step += rollout.env_steps
+        self.episode_length = rollout.env_steps / len(rollout.trajectories)
         self.update += 1
         self.updates_without_signal = 0 if steps_taken else self.updates_without_signal + 1
         self._average_return(rollout)

@@ -13,7 +13,7 @@ from configs.config import TrainConfig
 from contracts import Observation
 from envs.env import Physics
 from rl.phases import PhaseState, TeacherMode
-from rl.trajectory import Decision
+from rl.trajectory import Decision, Episode
 
 if TYPE_CHECKING:
     from vla.policy import Policy
@@ -23,19 +23,34 @@ if TYPE_CHECKING:
 class Behaviour:
     """Who makes the decisions of a rollout, and what is recorded about them."""
 
-    epsilon: float  # probability that the teacher makes a decision
+    epsilon: float  # probability that the teacher makes the rollout's first decision
     temperature: float  # the student's sampling temperature
     teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["greedy", "median", "sample"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     physics: Physics = "exact"  # the simulators' mode; evaluations always use exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
+    epsilon_fall: float = 0.0  # by which epsilon falls with each env step
+    episode_length: float = 0.0  # expected env steps of an episode
+
+    def epsilon_at(self, episode: Episode, env_steps: int) -> float:
+        """Epsilon of a decision after `env_steps` env steps of an episode.
+
+        The episodes before it in the rollout count with the expected length, not with what they have played so far.
+        So epsilon depends on the place of a decision, and not on the speed of the simulators.
+        """
+        steps_before = episode.index * self.episode_length + env_steps
+        return max(0.0, self.epsilon - self.epsilon_fall * steps_before)
 
 
-def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
+def behaviour_in(
+    phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode, episode_length: float
+) -> Behaviour:
     """The behaviour in the rollouts of a phase: the teacher, a mixture by epsilon, or the student acts."""
     return Behaviour(
         epsilon=phase.epsilon,
+        epsilon_fall=phase.epsilon_fall,
+        episode_length=episode_length,
         temperature=config.rollout.temperature,
         teacher_mode=teacher_mode,
         record_student_logprobs=not phase.distils,
@@ -47,14 +62,18 @@ def decide(
     policy: Policy,
     observations: Sequence[Observation],
     generators: Sequence[torch.Generator],
+    epsilons: Sequence[float],
     behaviour: Behaviour,
 ) -> tuple[list[Decision], np.ndarray]:
     """Make one decision for each observation. Returns the decisions, and env-ready actions (B, chunk, action_dim).
 
-    Each observation has its own generator. It draws first who decides (only if 0 < epsilon < 1), and then the student's
-    tokens. So the decision for an observation does not depend on the rest of the batch.
+    epsilons: for each observation, the probability that the teacher decides. Each observation has its own generator. It
+    draws first who decides (only if 0 < epsilon < 1), and then the student's tokens. So the decision for an observation
+    does not depend on the rest of the batch.
     """
-    teacher_decides = [_teacher_decides(generator, behaviour.epsilon) for generator in generators]
+    teacher_decides = [
+        _teacher_decides(generator, epsilon) for generator, epsilon in zip(generators, epsilons, strict=True)
+    ]
     teacher_rows = [row for row, by_teacher in enumerate(teacher_decides) if by_teacher]
     student_rows = [row for row, by_teacher in enumerate(teacher_decides) if not by_teacher]
     decided: dict[int, tuple[Decision, np.ndarray]] = {}  # by row of `observations`

@@ -32,6 +32,8 @@ def training_rollout(
     phase: PhaseState,
     config: TrainConfig,
     update_index: int,
+    n_steps: int,
+    episode_length: float,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
     """Play about `n_steps` env steps as the phase says. Returns the rollout, and the trajectories to learn from.
@@ -39,9 +41,10 @@ def training_rollout(
     These are all trajectories of the rollout without --dynamic-sampling, and in the warmup, which learns from every
     episode. With --dynamic-sampling episodes are played until the kept groups hold `n_steps` env steps, but at most
     about twice `n_steps` in all; the rollout holds all episodes that were played. Iterating over `episodes` must always
-    begin with the first one. on_steps: called with the env steps of each chunk.
+    begin with the first one. episode_length: expected env steps of an episode. on_steps: called with the env steps of
+    each chunk.
     """
-    behaviour = behaviour_in(phase, config, learner.teacher_mode)
+    behaviour = behaviour_in(phase, config, learner.teacher_mode, episode_length)
 
     def play(first_group: int, n_steps: int) -> Rollout:
         return play_episodes(
@@ -56,7 +59,6 @@ def training_rollout(
             on_steps=on_steps,
         )
 
-    n_steps = config.rollout.n_steps
     if phase.distils or not config.rollout.dynamic_sampling:
         rollout = play(0, n_steps)
         return rollout, rollout.trajectories

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -42,8 +43,10 @@ class PhaseState:
     """A phase, and who acts in it."""
 
     phase: Phase
-    # Probability that the teacher makes a decision: 1 in the warmup (0 with --warmup-actor student), 0 in RL.
+    # Probability that the teacher makes a rollout's first decision: 1 in the warmup (0 with --warmup-actor student), 0
+    # in RL. In the transition it falls with every env step of the rollout.
     epsilon: float
+    epsilon_fall: float = 0.0  # with each env step
 
     @property
     def distils(self) -> bool:
@@ -64,7 +67,7 @@ class TeacherChoice(NamedTuple):
 
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
-    """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
+    """The phase of a rollout that begins at `global_step`. Epsilon falls linearly from 1 to 0 over the transition."""
     warmup_end = end_of_warmup(phases)
     transition_steps = phases.transition_steps if phases.warmup else 0
     if global_step < warmup_end:
@@ -72,7 +75,7 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
         return PhaseState(Phase.WARMUP, epsilon)
     if global_step < warmup_end + transition_steps:
         share_done = (global_step - warmup_end) / transition_steps
-        return PhaseState(Phase.TRANSITION, epsilon=1.0 - share_done)
+        return PhaseState(Phase.TRANSITION, epsilon=1.0 - share_done, epsilon_fall=1.0 / transition_steps)
     return PhaseState(Phase.RL, epsilon=0.0)
 
 
@@ -87,6 +90,18 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
     }
     settings = {**vars(config.phases), **vars(config.update)}
     return changed(config, **{name: value for name, value in automatic.items() if settings[name] == "auto"})
+
+
+def rollout_steps(global_step: int, config: TrainConfig) -> int:
+    """The env steps of the rollout that begins at `global_step`: --n-steps, but in the warmup at most that.
+
+    The rollouts of the warmup share its env steps equally. Otherwise the last one could play most of the transition's.
+    """
+    n_steps = config.rollout.n_steps
+    steps_left = end_of_warmup(config.phases) - global_step
+    if steps_left <= 0:
+        return n_steps
+    return math.ceil(steps_left / math.ceil(steps_left / n_steps))
 
 
 def end_of_warmup(phases: PhaseConfig) -> int:

@@ -264,8 +264,12 @@ class _Player:
             self.randomness.generator(attempt.trajectory.episode, len(attempt.trajectory.decisions))
             for attempt in attempts
         ]
+        epsilons = [
+            self.behaviour.epsilon_at(attempt.trajectory.episode, attempt.trajectory.env_steps)
+            for attempt in attempts
+        ]
         with threads_that_simulators_leave(self.policy, self.pool.num_slots):
-            return decide(self.policy, observations, generators, self.behaviour)
+            return decide(self.policy, observations, generators, epsilons, self.behaviour)
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:

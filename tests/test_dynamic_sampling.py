@@ -31,7 +31,7 @@ def sample(
     pool = FakePool(script, num_slots, order_seed=0)
     config = TrainConfig(rollout=RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True))
     learner = Learner(FakePolicy(), None, None)
-    return training_rollout(learner, pool, EPISODES, RL, config, update_index=0)
+    return training_rollout(learner, pool, EPISODES, RL, config, 0, config.rollout.n_steps, episode_length=10)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def played(policy, observations) -> Trajectory:
     """One episode of a decision for each observation, with the randomness of a rollout."""
     generators = [torch.Generator().manual_seed(i) for i in range(len(observations))]
     behaviour = Behaviour(epsilon=0.0, temperature=1.0)
-    decisions, _ = decide(policy, observations, generators, behaviour)
+    epsilons = [behaviour.epsilon] * len(observations)
+    decisions, _ = decide(policy, observations, generators, epsilons, behaviour)
     for decision in decisions:
         decision.executed = policy.chunk_length
     return Trajectory(Episode(0, 0, 0, 0), decisions, success=True, env_steps=8 * len(decisions))

@@ -90,7 +90,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
         learner.policy,
         FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
         [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
-        behaviour_in(phase, config, "greedy"),
+        behaviour_in(phase, config, "greedy", episode_length=0.0),
         Randomness(0, "rollout"),
     ).trajectories
     batch = flatten(trajectories, action_dim=2)

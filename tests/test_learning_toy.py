@@ -51,7 +51,10 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(update_index * config.rollout.n_steps, config.phases)
     episodes = TrainingEpisodes(config, update_index, groups_drawn={})
-    _, trajectories = training_rollout(learner, pool, episodes, phase, config, update_index)
+    n_steps = config.rollout.n_steps
+    _, trajectories = training_rollout(
+        learner, pool, episodes, phase, config, update_index, n_steps, episode_length=EPISODE
+    )
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
         values = None

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig
 from contracts import BadInput
-from rl.phases import Phase, choose_teacher, phase_at
+from rl.phases import Phase, choose_teacher, phase_at, rollout_steps
 
 steps = st.integers(0, 200)
 
@@ -47,6 +48,19 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
     phases = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
     assert phase_at(step, phases).phase is Phase.RL
     assert phase_at(step, phases).epsilon == 0.0
+
+
+@given(warmup=st.integers(1, 60_000), n_steps=st.integers(500, 9_000), overshoot=st.integers(0, 300))
+def test_the_transition_begins_where_it_should_and_no_rollout_is_a_small_rest(warmup, n_steps, overshoot):
+    """Every rollout ends when its last episodes do, a little later than planned."""
+    config = changed(TrainConfig(), warmup_steps=warmup, n_steps=n_steps)
+    global_step = 0
+    while global_step < warmup:
+        steps = rollout_steps(global_step, config)
+        assert min(n_steps, warmup - global_step) / 2 <= steps <= n_steps
+        global_step += steps + overshoot
+    assert global_step <= warmup + overshoot
+    assert rollout_steps(global_step, config) == n_steps
 
 
 @pytest.mark.parametrize(

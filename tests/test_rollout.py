@@ -165,7 +165,7 @@ def test_the_students_logprobs_are_recorded_for_every_decision_also_for_those_of
     policy = FakePolicy(adapter_scale=0.5)
     behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
     generators = [torch.Generator().manual_seed(i) for i in range(40)]
-    decisions, _ = decide(policy, random_observations(40), generators, behaviour)
+    decisions, _ = decide(policy, random_observations(40), generators, [0.5] * 40, behaviour)
     assert 0 < sum(d.by_teacher for d in decisions) < 40
     for d in decisions:
         expected = policy.token_logprobs(policy.chunk_logits([d.observation]), d.tokens[None], 1.6)[0]
@@ -180,9 +180,28 @@ def test_the_students_logprobs_are_recorded_for_every_decision_also_for_those_of
 def test_the_teacher_decides_with_probability_epsilon(epsilon):
     count = 2000
     generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 3) for i in range(count)]
-    decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Behaviour(epsilon, 1.0))
+    decisions, _ = decide(
+        FakePolicy(), random_observations(1) * count, generators, [epsilon] * count, Behaviour(epsilon, 1.0)
+    )
     share = sum(d.by_teacher for d in decisions) / count
     assert abs(share - epsilon) < 4 * (epsilon * (1 - epsilon) / count) ** 0.5
+
+
+@pytest.mark.parametrize("num_slots", [1, 4])
+def test_epsilon_falls_over_the_env_steps_of_a_rollout_by_the_place_of_a_decision(num_slots):
+    """Not by timing. With the expected length of the episodes it is that of the env steps played."""
+    ramp = Behaviour(1.0, 1.0, record_student_logprobs=True, epsilon_fall=1 / 4000, episode_length=20)
+    results = [
+        play(FakePool(lengths_script(12, 28), slots, order), ramp, n_steps=5000)
+        for slots, order in ((num_slots, None), (num_slots, 0), (3, 7))
+    ]
+    common = min(len(collected.trajectories) for collected in results)
+    first, *others = (contents(collected)[:common] for collected in results)
+    assert all(other == first for other in others)
+    for start, expected in ((0, 0.875), (50, 0.625), (100, 0.375), (150, 0.125), (200, 0.0)):
+        episodes_of_part = results[0].trajectories[start : start + 50]  # 1,000 env steps
+        by_teacher = [d.by_teacher for t in episodes_of_part for d in t.decisions]
+        assert np.mean(by_teacher) == pytest.approx(expected, abs=0.1)
 
 
 @given(max_batch=st.integers(1, 5), orders=st.integers(0, 99))

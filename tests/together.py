@@ -143,7 +143,9 @@ def sampled_dynamically(ranks: Ranks) -> list:
     config = TrainConfig(rollout=rollout_config)
     learner = Learner(FakePolicy(), None, None, ranks)
     rl = phase_at(0, PhaseConfig(warmup=False))
-    played, kept = training_rollout(learner, FakePool(script), EPISODES, rl, config, update_index=0)
+    played, kept = training_rollout(
+        learner, FakePool(script), EPISODES, rl, config, 0, config.rollout.n_steps, episode_length=10
+    )
     return [contents(played.trajectories), contents(kept)]
 
 
