@@ -6,11 +6,10 @@ import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard, save_torch_state_dict
+from huggingface_hub import ModelCard, save_torch_state_dict
 from safetensors.torch import load_file
 
 from contracts import BadInput, Observation
@@ -19,7 +18,7 @@ from vla import merge as merge_module
 from vla.adapter_folder import read_looks
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import judge, merge, merged_weight
-from vla.model_card import read_licence, write_card
+from vla.model_card import licence_of, write_card
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.weights import INDEX_FILE, write_tensors
@@ -97,60 +96,31 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert indices[0] == indices[1]
     names = {path.name for path in merged.iterdir()}
     copied = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
-    assert names == copied | {"README.md", "merge_metadata.json"}
+    assert names == copied | {"README.md"}
     # The L1 head is left out, because training has changed what it reads; the number of images is known without it.
     assert (after.num_images, after.uses_proprio, after.action_head_file) == (2, True, None)
 
 
 def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base, adapter, merged):
     card = ModelCard.load(merged / "README.md")
-    (result,) = card.data.eval_results
     assert (card.data.license, card.data.base_model) == ("other", None)
-    assert (result.metric_value, result.dataset_name) == (0.75, "LIBERO libero_goal task 1 4")
-    assert "greedy in 3 of 4 episodes, sampled in 1 of 1 episodes" in card.text
+    assert "libero_goal task 1 4" in card.text
+    assert "greedy 3 of 4 episodes, sample 1 of 1 episodes" in card.text
     commands = "--checkpoint START --output=RUNS\n    python train_grpo.py --resume run0 --total-steps 900"
     assert f"    python train_grpo.py {commands}" in card.text
-    metadata = json.loads((merged / "merge_metadata.json").read_text())
-    assert (metadata["base"], metadata["evaluation"]["greedy"]) == (base.name, "3 of 4 episodes")
-    written = card.content + json.dumps(metadata)
-    assert str(base.parent) not in written
-    assert str(adapter.parents[1]) not in written
+    assert str(base.parent) not in card.content
+    assert str(adapter.parents[1]) not in card.content
 
 
-def test_base_and_licence_are_the_hubs_where_it_is_known(base, tmp_path):
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
-    assert read_licence(tmp_path, None) == {"license": "mit"}
-    (tmp_path / "README.md").write_text("---\n: [\n---\n")
-    assert read_licence(tmp_path, "owner/name")["license_link"] == "https://huggingface.co/owner/name"
-    stored = SimpleNamespace(folder=tmp_path / "a/b", base_fingerprint="0", rank=4, alpha=8)
-    (tmp_path / "config.json").write_text('{"argv": 3, "model_type": "of no run"}')
+def test_a_card_names_the_hubs_base_and_licence_and_needs_no_run(base, tmp_path):
+    stored = SimpleNamespace(folder=tmp_path / "a/b", rank=4, alpha=8)
     write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "owner/name"
-    stored.folder = Path("/adapter")  # a container's mount
-    write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
+    assert card.data.license_link == "https://huggingface.co/owner/name"
     assert "Trained by" not in card.text
-
-
-def test_upload_asks_who_uploads_before_the_merge_and_sends_the_finished_folder(
-    adapter, tmp_path, monkeypatch
-):
-    command = ["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu", "--push-to-hub"]
-    with pytest.raises(BadInput, match="OWNER/NAME"):
-        merge_module.main([*command, "name"])
-    monkeypatch.setattr(HfApi, "whoami", Mock(side_effect=OSError))
-    with pytest.raises(BadInput, match="hf auth login"):
-        merge_module.main([*command, "owner/name"])
-    assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(HfApi, "whoami", Mock())
-    create_repo = Mock()
-    sent = Mock()
-    monkeypatch.setattr(HfApi, "create_repo", create_repo)
-    monkeypatch.setattr(HfApi, "upload_folder", sent)
-    merge_module.main([*command, "owner/name"])
-    assert create_repo.call_args.kwargs["private"]
-    assert sent.call_args.kwargs == {"repo_id": "owner/name", "folder_path": tmp_path / "out"}
-    assert (tmp_path / "out" / "README.md").is_file()
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert licence_of(tmp_path, "owner/name") == {"license": "mit"}
 
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):
@@ -266,9 +236,6 @@ def test_an_output_place_that_cannot_be_written_is_refused_before_a_policy_is_lo
     for place in (tmp_path / "file", Path("/proc")):
         with pytest.raises(BadInput, match="--out"):
             merge(adapter, place / "out")
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
-    with pytest.raises(BadInput, match="GB are free"):
-        merge(adapter, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

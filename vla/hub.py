@@ -1,14 +1,13 @@
-"""Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download; upload one."""
+"""Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download."""
 
 import logging
 import re
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from contracts import BadInput, no_such_folder
-from vla.weights import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +26,23 @@ def resolve_checkpoint(name: str) -> Path:
         return folder
     if not HUB_ID.fullmatch(name):
         raise BadInput(f"checkpoint {name}: {no_such_folder(name)}: give a folder, or a hub id (owner/name)")
-    cached = _complete_snapshot(name)
-    if cached is not None:
-        _download_missing_files(name, cached)
-        return cached
-    announce_hub("checkpoint", name)
+    cached = _cached_snapshot(name)
+    if cached is None:
+        announce_hub("checkpoint", name)
+    revision = None if cached is None else cached.name
     try:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT_S)
+        # Of a cached snapshot only the files that it lacks: without its L1 head it would be another policy.
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
     except PermissionError as error:
         raise BadInput(
             f"checkpoint {name}: {error.filename} may not be used: set HF_HOME to a folder of your own (a 7B is 15 GB)"
         ) from None
     except Exception as error:  # the hub library raises errors of several HTTP libraries
+        if cached is not None:
+            log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
+            return cached
         raise BadInput(
             f"checkpoint {name}: {no_such_folder(name)}, not in the download cache, and the hub gave "
             f"{type(error).__name__}: check name and network, or give a local folder"
@@ -57,51 +59,9 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def _complete_snapshot(name: str) -> Path | None:
-    """The cached folder of a hub id if all its weight files are there, without using the network."""
+def _cached_snapshot(name: str) -> Path | None:
+    """The folder of a hub id in the download cache, which may lack files; None if there is none."""
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-        is_complete = all(path.is_file() for path in weight_files(folder))
-    except Exception:  # it is not cached, or the library knows that it is incomplete
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
         return None
-    return folder if is_complete else None
-
-
-def _download_missing_files(name: str, folder: Path) -> None:
-    """Download the files of a cached snapshot that the hub lists and the cache lacks, if the hub can be reached.
-
-    Nothing in the folder names its L1 head and proprio projector: without them the checkpoint would be another policy.
-    """
-    try:
-        listed = HfApi().model_info(name, revision=folder.name, timeout=HUB_TIMEOUT_S).siblings or []
-        wanted = filter_repo_objects([file.rfilename for file in listed], allow_patterns=_HUB_FILES)
-        if not all((folder / file).is_file() for file in wanted):
-            snapshot_download(name, revision=folder.name, allow_patterns=_HUB_FILES)
-    except Exception as error:  # the hub library raises errors of several HTTP libraries
-        log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
-
-
-def check_upload(repository: str) -> None:
-    """Raise BadInput if `repository` is no OWNER/NAME, or if the hub does not know who uploads."""
-    if not HUB_ID.fullmatch(repository):
-        raise BadInput(f"--push-to-hub {repository}: expected OWNER/NAME")
-    try:
-        HfApi().whoami()
-    except Exception as error:  # the hub library raises errors of several HTTP libraries
-        raise BadInput(
-            f"--push-to-hub {repository}: the hub gave {type(error).__name__}: check the network, and log in by "
-            "`hf auth login`"
-        ) from None
-
-
-def upload(folder: Path, repository: str) -> str:
-    """Upload a checkpoint's folder; a new repository is private. Returns its address. Raises BadInput."""
-    try:
-        address = HfApi().create_repo(repository, private=True, exist_ok=True)
-        HfApi().upload_folder(repo_id=repository, folder_path=folder)
-    except Exception as error:
-        raise BadInput(
-            f"--push-to-hub {repository}: the hub gave {type(error).__name__}; {folder} is complete: send it by "
-            f"`hf upload {repository} {folder}`"
-        ) from None
-    return str(address)

@@ -1,10 +1,11 @@
 """Merge a trained adapter into its base checkpoint.
 
-    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID] [--push-to-hub OWNER/NAME]
+    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
 
 Merging with other programs has ruined policies: adapters were merged twice, into another base, or in bfloat16. So here
 the base must have the fingerprint that the adapter names, and the sum is computed in float32, one shard at a time. The
-folder gets its final name only after the merged policy was found to decide like the unmerged one.
+folder gets its final name only after the merged policy was found to decide like the unmerged one. Upload it by
+`hf upload OWNER/NAME FOLDER`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
-from contracts import BadInput, read_json, resolve_pointer, unfinished_folder, write_json
-
-if TYPE_CHECKING:  # imported where it is used: --help needs no torch
-    from torch import Tensor
-
-    from contracts import Observation
-    from vla.adapter_folder import StoredAdapter
-    from vla.checkpoint import CheckpointInfo
-    from vla.policy import Policy
+from contracts import BadInput, Observation, read_json, resolve_pointer, unfinished_folder, write_json
+from vla.adapter_folder import ADAPTER_PROPRIO_FILE, StoredAdapter, base_of_adapter, read_adapter
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE
+from vla.device import choose_device
+from vla.hub import resolve_checkpoint
+from vla.loading import LoadOptions
+from vla.model_card import write_card
+from vla.network_io import PROPRIO_FILE, read_proprio_state
+from vla.policy import Policy
+from vla.preprocessing import synthetic_observations
+from vla.weights import INDEX_FILE, by_file, read_tensors, stream_tensors, write_pt, write_tensors
 
 # Share of the clear tokens (see `judge`) on which merged and unmerged policy must agree.
 LEAST_AGREEMENT = 0.99
@@ -36,16 +42,14 @@ LEAST_AGREEMENT = 0.99
 class MergeArgs:
     """Merge a trained adapter into its base: a plain OpenVLA-OFT folder that other OFT programs load."""
 
+    # Adapter folder, such as runs/RUN/checkpoints/best.
     adapter: Path
-    """Adapter folder, such as runs/RUN/checkpoints/best."""
+    # Folder to write; must not exist.
     out: Path
-    """Folder to write; must not exist."""
+    # Base checkpoint (None: the one that the adapter names).
     base: str | None = None
-    """Base checkpoint (None: the one that the adapter names)."""
+    # Where the two policies are compared (auto: on a GPU if there is one); the merge itself needs no GPU.
     device: str = "auto"
-    """Where the two policies are compared (auto: on a GPU if there is one); the merge itself needs no GPU."""
-    push_to_hub: str | None = None
-    """Repository OWNER/NAME of the Hugging Face hub to upload the folder to; a new one is private."""
 
 
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
@@ -54,16 +58,6 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     The two are compared in the base's dtype, on synthetic observations: on every observation they may differ only by
     rounding. Raises BadInput, and leaves no folder, when they disagree.
     """
-    import torch
-
-    from vla.adapter_folder import base_of_adapter, read_adapter
-    from vla.checkpoint import inspect_checkpoint
-    from vla.hub import resolve_checkpoint
-    from vla.loading import LoadOptions
-    from vla.model_card import write_card
-    from vla.policy import Policy
-    from vla.preprocessing import synthetic_observations
-
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
@@ -85,7 +79,6 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         compile="off",
     )
     with unfinished_folder(out) as folder:
-        check_space(info, folder)
         policy = Policy.load(base, replace(options, statistics=str(info.statistics_folder)))
         policy.load_adapter(adapter)  # raises BadInput if it does not fit
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
@@ -104,19 +97,8 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     return verdict
 
 
-def check_space(info: CheckpointInfo, folder: Path) -> None:
-    """Raise BadInput when the disk of `folder` has too little space for the merged weights."""
-    needed_bytes = sum(path.stat().st_size for path in {tensor.path for tensor in info.weights.values()})
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < 1.02 * needed_bytes:
-        needed_and_free = f"{needed_bytes / 1e9:.1f} GB are needed, {free_bytes / 1e9:.1f} GB are free"
-        raise BadInput(f"--out {folder}: {needed_and_free}")
-
-
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
     """The policy's logits for N observations, (N, A, 256) on the CPU, computed one observation at a time."""
-    import torch
-
     with torch.no_grad():
         return torch.cat([policy.chunk_logits([observation]).cpu() for observation in observations])
 
@@ -127,35 +109,24 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
     The base's L1 head is left out, because training has changed its inputs. The number of images is written to
     config.json, because readers would otherwise infer it from the presence of that head.
     """
-    from vla import adapter_folder, dataset_statistics, network_io, weights
-
     total_size = 0
-    for path, entries in weights.by_file(info.weights.values()).items():
-        shard = dict(weights.stream_tensors(entries))
+    for path, entries in by_file(info.weights.values()).items():
+        shard = dict(stream_tensors(entries))
         add_adapter(shard, adapter)
-        weights.write_tensors(out / path.name, shard)
+        write_tensors(out / path.name, shard)
         total_size += sum(tensor.nbytes for tensor in shard.values())
-    for path in (
-        *info.weights_folder.iterdir(),
-        *info.statistics_folder.glob(dataset_statistics.STATISTICS_FILE),
-    ):
+    for path in (*info.weights_folder.iterdir(), *info.statistics_folder.glob(STATISTICS_FILE)):
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
-    if (out / weights.INDEX_FILE).exists():
+    if (out / INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
-        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-        write_json(out / weights.INDEX_FILE, index)
+        write_json(out / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
     config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}
     write_json(out / "config.json", read_json(out / "config.json") | config_changes)
-    trained_projector = adapter.folder / adapter_folder.ADAPTER_PROPRIO_FILE
-    projector = (
-        weights.read_tensors(trained_projector)
-        if trained_projector.is_file()
-        else network_io.read_proprio_state(info)
-    )
+    trained = adapter.folder / ADAPTER_PROPRIO_FILE
+    projector = read_tensors(trained) if trained.is_file() else read_proprio_state(info)
     if projector is not None:
-        name = info.proprio_file.name if info.proprio_file else network_io.PROPRIO_FILE
-        weights.write_pt(out / name, projector)
+        write_pt(out / (info.proprio_file.name if info.proprio_file else PROPRIO_FILE), projector)
 
 
 def add_adapter(shard: dict[str, Tensor], adapter: StoredAdapter) -> None:
@@ -206,16 +177,9 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
-    from vla.device import choose_device
-    from vla.hub import check_upload, upload
-
     handle_stop_signals(signal.default_int_handler)  # so that the unfinished folder is removed
-    if args.push_to_hub is not None:
-        check_upload(args.push_to_hub)
     verdict = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
     print(f"wrote {args.out}: {verdict}", flush=True)
-    if args.push_to_hub is not None:
-        print(f"uploaded to {upload(args.out, args.push_to_hub)}")
 
 
 if __name__ == "__main__":
