@@ -29,6 +29,7 @@ class StoredRun:
     rows: Sequence[MetricsRow]  # of metrics.jsonl
     description: RunDescription
     phases: PhaseConfig
+    advantage: str = "absolute"  # --advantage
 
     @property
     def evaluated_steps(self) -> list[int]:
@@ -55,11 +56,17 @@ class _SimulatorSettings:
 
 
 @dataclass
+class _LossSettings:
+    advantage: str
+
+
+@dataclass
 class _Settings:
     """The settings of a run that are read again."""
 
     phases: PhaseConfig
     task: TaskConfig
+    loss: _LossSettings
     simulator: _SimulatorSettings = field(default_factory=_SimulatorSettings)
 
 
@@ -71,7 +78,7 @@ def read_run(folder: Path) -> StoredRun:
         description = read_description(folder)
     except BadInput as problem:
         raise BadInput(f"{folder} is not a run folder: {problem}") from None
-    return StoredRun(folder.resolve(), rows, description, settings.phases)
+    return StoredRun(folder.resolve(), rows, description, settings.phases, settings.loss.advantage)
 
 
 def hours(rows: Sequence[MetricsRow]) -> float:

@@ -11,6 +11,8 @@ from experiment.stored_run import StoredRun
 
 LEVEL = 0.05  # a difference is within chance if its p value is not below this
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
+# From this success rate on absolute advantages, which have no baseline, have several times the gradient noise of batch.
+NEEDS_BASELINE = 0.7
 
 Kind = Literal["better", "worse", "chance", "open"]
 
@@ -111,6 +113,12 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
         sentence += f". {_advice(by_rate)}"
     if kind == "worse":
         sentence += f". The best evaluation is that of env step {best_evaluation(evaluations).env_steps:,}"
+    highest_rate = max(change.paired.after.rate for change in by_rate)
+    if run.advantage == "absolute" and highest_rate > NEEDS_BASELINE:
+        sentence += (
+            f". Above {100 * NEEDS_BASELINE:.0f} % success --advantage batch has a fraction of the gradient noise of "
+            "absolute"
+        )
     return Verdict(kind, sentence)
 
 

@@ -91,6 +91,7 @@ def ppo_statistics(
     """
     executed = micro_batch.executed  # (B, A)
     chunk_ratio = chunk_logratio(logprobs, micro_batch.student_logprobs, executed).exp()  # (B, 1)
+    token_ratio = (logprobs - micro_batch.student_logprobs).exp()  # (B, A)
     kl = approx_kl(logprobs, micro_batch.student_logprobs, executed)  # (B,)
     share = counted / counted.sum(-1, keepdim=True)  # (B, L) the weight of each ratio in its decision's mean
     is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
@@ -100,7 +101,8 @@ def ppo_statistics(
         "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
         "clip_fraction": (is_outside * share).sum(),
         "entropy": entropies.sum(),
-        "ratio_error": (chunk_ratio - 1).abs().sum(),
+        "chunk_ratio_error": (chunk_ratio - 1).abs().sum(),
+        "token_ratio_error": masked_mean((token_ratio - 1).abs(), executed).sum(),
         "student_kl": kl.masked_fill(micro_batch.by_teacher, 0.0).sum(),
         "student_decisions": (~micro_batch.by_teacher).sum().float(),
     }

@@ -24,7 +24,7 @@ from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_
 from rl.phases import Phase, PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
-from rl.selfcheck import check_first_ratio
+from rl.selfcheck import check_first_ratios
 from rl.trajectory import Batch
 from rl.update_metrics import (
     check_skipped_steps,
@@ -75,7 +75,9 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
     # L2 norms before clipping, of all optimizer steps; NaN where one was skipped.
     gradient_norms: list[float] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)  # train/first_ratio_error, but not in the warmup
+    metrics: dict[str, float] = field(
+        default_factory=dict
+    )  # those of the first minibatch's ratios; not in the warmup
 
 
 def update(
@@ -144,8 +146,7 @@ def run_epoch(
         minibatch_statistics = accumulate_gradient(learner, rows_of_rank, size, progress, phase, config)
         is_first = not norms and not progress.gradient_norms  # no step was taken yet
         if is_first and not phase.distils:
-            error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
-            progress.metrics["train/first_ratio_error"] = error
+            progress.metrics |= check_first_ratios(sum_statistics(minibatch_statistics, ranks))
         ranks.sum_gradients(optimizer.param_groups[0]["params"])
         norms.append(optimizer_step(optimizer, config.update.max_grad_norm))
         optimizer.zero_grad(set_to_none=True)

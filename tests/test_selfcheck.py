@@ -86,7 +86,7 @@ class ForgetsTheTemperature(FakePolicy):
     def act(self, observations, mode="greedy", temperature=1.0, generators=None):
         acted = super().act(observations, mode, temperature, generators)
         return dataclasses.replace(
-            acted, logprobs=FakePolicy.token_logprobs(self._logits(observations), acted.tokens, 1)
+            acted, logprobs=FakePolicy.token_logprobs(self.chunk_logits(observations), acted.tokens, 1)
         )
 
 
@@ -112,9 +112,8 @@ def test_sampling_and_learning_that_differ_are_found(fault):
 class KeepsACopy(FakePolicy):
     """Decides by copies of its parameters, which were zero, as fused layers do, and never renews them."""
 
-    def _logits(self, observations):
-        logits = super()._logits(observations)
-        features = torch.tensor([o.proprio.tolist() for o in observations])
+    def _logits(self, features):
+        logits = super()._logits(features)
         moved = (features[:, None, :] * self.adapter.detach()).sum(-1) + self.bias.detach()
         return logits - moved.view_as(logits)
 

@@ -46,6 +46,16 @@ def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_p
     assert ("env step 200" in verdict.sentence) == (kind == "worse")
 
 
+@pytest.mark.parametrize(
+    ("last", "advantage", "is_named"),
+    [("00111111", "absolute", True), ("00011111", "absolute", False), ("00111111", "batch", False)],
+)
+def test_above_70_percent_the_advantages_with_a_baseline_are_named(tmp_path, last, advantage, is_named):
+    """Absolute ones have 1 / (1 - success) times their gradient noise."""
+    verdict = judged(tmp_path, ("00000000", last), loss__advantage=advantage)
+    assert ("--advantage batch" in verdict.sentence) == is_named
+
+
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):
     assert judged(tmp_path, ("1" * 9, "0" * 9), ("0" * 9, "1" * 9)).kind == "worse"
 
