@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 GIB = 2**30  # bytes
 # Why a file cannot be written. Reading a file never fails for these reasons.
@@ -87,6 +90,26 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadInput(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value
+
+
+def read_fields(path: Path, kind: type[T], advice: str = "", part: str | None = None) -> T:
+    """Read a JSON file, or only its field `part`, as a dataclass or a dict type. Raises BadInput.
+
+    Fields that `kind` does not have are ignored. advice: what the user can do about a wrong field.
+    """
+    value = read_json(path)
+    text = json.dumps(value if part is None else value.get(part))
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise BadInput(f"{path}: {first_problem(error)}{advice and '; '}{advice}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first wrong field, what is wrong with it and what it holds."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {first['msg']}, got {first['input']!r:.80}"
 
 
 def refuse_lfs_pointer(path: Path) -> None:

@@ -26,7 +26,7 @@ def check_numbers(settings: object) -> None:
     try:
         _model_of(kind).model_validate(vars(settings), strict=True)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")
         raise BadInput(f"{flag}: {first['msg']}, got {first['input']}") from None
 

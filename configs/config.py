@@ -25,7 +25,7 @@ from configs.sections import (
     TaskConfig,
     UpdateConfig,
 )
-from contracts import BadInput
+from contracts import BadInput, first_problem
 from envs.tasks import PLUS_CHANGES, split_suite
 
 
@@ -146,7 +146,7 @@ def config_from_json(stored: object) -> TrainConfig:
     try:
         config = TypeAdapter(TrainConfig).validate_json(json.dumps(stored), strict=True)
     except ValidationError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(first_problem(error)) from None
     # A missing setting must not get the default of this version unnoticed, and an unknown one must not get lost.
     if json.loads(json.dumps(asdict(config))) != stored:
         raise BadInput("it has other settings than this version of the program: use the commit that it names")

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import TypeAdapter
 
 from configs.sections import ModelConfig, SimulatorConfig
-from contracts import BadInput, read_bytes, replaced
+from contracts import BadInput, read_bytes, read_fields, replaced
 from envs.assets import find_pack
 from envs.tasks import bddl_task
 from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
 from experiment.policies import weights_fingerprint
-from json_fields import read_fields
 
 if TYPE_CHECKING:
     from vla.policy import Policy

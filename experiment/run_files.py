@@ -1,13 +1,13 @@
 """The files of a run folder, and how the programs that only look at a run read them."""
 
+import json
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from pydantic import ConfigDict, PlainValidator, with_config
+from pydantic import ConfigDict, with_config
 
-from contracts import BadInput
+from contracts import BadInput, read_bytes, read_fields
 from experiment.provenance import Provenance
-from json_fields import read_fields, read_lines
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
@@ -37,18 +37,9 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
     Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
     """
-    rows: list[MetricsRow] = []
-    for values in read_lines(path, dict[str, _Number | None]):
-        if values.get("global_step") is None:
-            raise BadInput(f"{path}: the record after {len(rows)} others has no global_step")
-        rows.append({key: value for key, value in values.items() if value is not None})
-    return rows
-
-
-def _number(value: object) -> float:  # an int stays an int, because it may be part of a file name
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e100:
-        raise ValueError("expected a number")
-    return value
-
-
-_Number = Annotated[float, PlainValidator(_number)]
+    *lines, _ = read_bytes(path).split(b"\n")  # a whole last line ends with a newline, too
+    try:
+        records = [json.loads(line) for line in lines]
+        return [{key: value for key, value in record.items() if value is not None} for record in records]
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged: {error}") from None

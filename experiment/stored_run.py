@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from configs.sections import PhaseConfig, TaskConfig
-from contracts import BadInput, resolve_pointer
+from contracts import BadInput, read_fields, resolve_pointer
 from experiment.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -15,7 +15,6 @@ from experiment.run_files import (
     read_description,
     read_metrics,
 )
-from json_fields import read_fields
 
 GREEDY = "eval/student_success"  # every evaluation has it
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")

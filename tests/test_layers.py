@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. Rooms of one floor do not import each other.
 FLOORS = [
     {"contracts"},
-    {"command_line", "json_fields"},
+    {"command_line"},
     {"envs", "vla"},
     {"configs"},
     {"rl"},

@@ -14,8 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from contracts import BadInput, read_json, resolve_pointer, write_json
-from json_fields import read_fields
+from contracts import BadInput, read_fields, read_json, resolve_pointer, write_json
 from vla.hub import HUB_ID
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors

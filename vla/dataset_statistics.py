@@ -14,8 +14,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, GetPydanticSchema
 
-from contracts import BadInput
-from json_fields import read_fields
+from contracts import BadInput, read_fields
 
 STATISTICS_FILE = "dataset_statistics.json"
 # openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from transformers import LlamaConfig
 
-from contracts import first_line
-from json_fields import read_fields
+from contracts import first_line, read_fields
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID
 
 # The text_config of a public checkpoint holds only fields that differ from these: the sizes of Llama-2 7B, and the

@@ -18,8 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from contracts import BadInput, Observation
-from json_fields import read_fields
+from contracts import BadInput, Observation, read_fields
 from vla.dataset_statistics import VectorStatistics, normalise_proprio
 from vla.images import model_input_images
 from vla.prompts import pad_prompts, prompt_ids

@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, first_line, refuse_lfs_pointer
-from json_fields import read_fields
+from contracts import BadInput, first_line, read_fields, refuse_lfs_pointer
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from contracts import BadInput, first_line, refuse_lfs_pointer
-from json_fields import read_fields
+from contracts import BadInput, first_line, read_fields, refuse_lfs_pointer
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.

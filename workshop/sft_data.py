@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import BadInput, Observation, write_json
+from contracts import BadInput, Observation, read_fields, write_json
 from experiment.terminal import show_progress
-from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics, normalise
 from vla.hub import resolve_checkpoint
