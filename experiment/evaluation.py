@@ -217,7 +217,7 @@ def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerStat
     state.teacher_k = rates["teacher"].k
     state.teacher_n = rates["teacher"].n
     if config.evaluation.best_by == "evaluation" and state.take_best(rates["student"].rate):
-        mark_best(run.checkpoints, learner, state, {role: rate.as_dict() for role, rate in rates.items()})
+        mark_best(run.checkpoints, learner, state, {role: str(rate) for role, rate in rates.items()})
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
         save_state(run.checkpoints / f"step_{state.global_step}", learner, state)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from vla.policy import Policy
 
 SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
-# Two evaluations are compared only where these settings agree.
-EQUAL_IN_COMPARISONS = (
-    "assets",
-    "bddl_sha256",
-    "init_states_sha256",
-    "prompt",
-    "max_env_steps",
-    "unnorm_key",
-)
+# What two evaluations that are compared may differ in.
+FREE_IN_COMPARISONS = ("checkpoint", "weights", "seed", "device", "frozen_weights")
 
 
 @dataclass(frozen=True)
@@ -162,25 +155,23 @@ def open_results(path: Path, settings: Settings, provenance: dict[str, object]) 
     if not path.exists():
         return ResultsFile(path, Results(settings, provenance))
     results = read_results(path)
-    differences = [
-        f"{name} (file: {stored}, now: {now})"
-        for (name, stored), now in zip(vars(results.settings).items(), vars(settings).values(), strict=True)
-        if stored != now
-    ]
+    differences = differing(results.settings, settings)
     if differences:
-        raise BadInput(
-            f"--out {path} holds an evaluation with different settings: {', '.join(differences)}; name another file"
-        )
+        raise BadInput(f"--out {path} has other settings: {'; '.join(differences)}; name another file")
     return ResultsFile(path, results)
 
 
 def check_comparable(settings: Settings, compared_with: Settings, name: str) -> None:
     """Raise BadInput if two evaluations differ in more than the policy. name: of the other one, in the message."""
-    for field_name in EQUAL_IN_COMPARISONS:
-        ours = getattr(settings, field_name)
-        theirs = getattr(compared_with, field_name)
-        if ours != theirs:
-            raise BadInput(
-                f"--compare-with {name} was evaluated with {field_name} {theirs}, "
-                f"this evaluation with {ours}: use the same for both"
-            )
+    differences = differing(compared_with, settings, FREE_IN_COMPARISONS)
+    if differences:
+        raise BadInput(f"--compare-with {name} was played otherwise: {'; '.join(differences)}")
+
+
+def differing(stored: Settings, now: Settings, free: Sequence[str] = ()) -> list[str]:
+    """The settings in which two evaluations differ, apart from those named in `free`."""
+    return [
+        f"{name} is {value} there, and {getattr(now, name)} here"
+        for name, value in vars(stored).items()
+        if name not in free and value != getattr(now, name)
+    ]

@@ -31,11 +31,6 @@ class Successes:
         interval = binomtest(self.k, self.n).proportion_ci(method="wilson")
         return float(interval.low), float(interval.high)
 
-    def as_dict(self) -> dict[str, float]:
-        """k, n and the interval, for files that people read."""
-        low, high = self.interval
-        return {"k": self.k, "n": self.n, "low": low, "high": high}
-
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"

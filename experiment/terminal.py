@@ -8,9 +8,8 @@ import logging.handlers
 import math
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,40 +78,40 @@ class Activity:
     name: str
     total: int
     unit: str  # what is counted
+    prints_lines: bool = False  # as long as it goes on
     done: int = 0
     successes: int | None = None  # None: what is counted cannot succeed
-    started: float = field(default_factory=time.monotonic)
-    asked_at: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
+    advanced: float = field(default_factory=lambda: time.monotonic())
 
     def advance(self, count: int) -> None:
+        """Count, and print a line if the clock has passed a multiple of PERIOD_S.
+
+        So short activities in a row do not each print one.
+        """
         self.done += count
+        now = time.monotonic()
+        is_due = now // PERIOD_S > self.advanced // PERIOD_S
+        self.advanced = now
+        if self.prints_lines and is_due:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                say(str(self))
 
     def count_episode(self, success: bool) -> None:
         """One more episode has ended."""
-        self.done += 1
         self.successes = (self.successes or 0) + success
+        self.advance(1)
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {min(self.done, self.total):,}/{self.total:,} {self.unit}"]
         if self.successes is not None:
-            parts.append("1 success" if self.successes == 1 else f"{self.successes} successes")
+            parts.append(f"{self.successes} succeeded")
         if 0 < self.done < self.total:
             seconds = time.monotonic() - self.started
-            parts.append(f"{clock(seconds / self.done * (self.total - self.done))} left")
+            parts.append(f"{duration(seconds / self.done * (self.total - self.done))} left")
         elif self.done >= self.total:  # a rollout then plays its last episodes to their ends
             parts.append("finishing")
         return ", ".join(parts)
-
-    def due_line(self) -> str | None:
-        """The line to print now, or None.
-
-        Lines are printed when the clock passes a multiple of PERIOD_S, so that short activities in a row do not each
-        print one.
-        """
-        now = time.monotonic()
-        is_same_period = now // PERIOD_S == self.asked_at // PERIOD_S
-        self.asked_at = now
-        return None if is_same_period else str(self)
 
 
 def duration(seconds: float) -> str:
@@ -125,50 +124,15 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def clock(seconds: float) -> str:
-    """Seconds as 1:10, or with hours as 2:01:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
-
-
 @contextlib.contextmanager
 def show_progress(name: str, total: int, unit: str, shown: bool = True) -> Iterator[Activity]:
     """Show an activity during this block: on a terminal as a moving line, else as a line every PERIOD_S seconds."""
-    activity = Activity(name, total, unit)
-    if shown and sys.stdout.isatty():
-        columns = (SpinnerColumn(), TextColumn("{task.fields[activity]}", markup=False))
-        with Progress(*columns, transient=True) as moving_line:
-            moving_line.add_task("", activity=activity)
-            yield activity
-    else:
-        with print_due_lines(activity.due_line, shown):
-            yield activity
-
-
-@contextlib.contextmanager
-def print_due_lines(due_line: Callable[[], str | None], shown: bool = True) -> Iterator[None]:
-    """During this block, call `due_line` once a second in a thread, and print what it returns if it is not None."""
-    if not shown:
-        yield
-        return
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(1.0):
-            line = due_line()
-            if line is not None:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-                    print(line, flush=True)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    on_terminal = shown and sys.stdout.isatty()
+    activity = Activity(name, total, unit, prints_lines=shown and not on_terminal)
+    columns = (SpinnerColumn(), TextColumn("{task.fields[activity]}", markup=False))
+    with Progress(*columns, transient=True, disable=not on_terminal) as moving_line:
+        moving_line.add_task("", activity=activity)
+        yield activity
 
 
 def say(text: str) -> None:
