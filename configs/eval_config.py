@@ -40,8 +40,7 @@ class EvalConfig:
     task_suite: tuple[str, ...] = ("libero_spatial",)
     # Task ids within each suite (None: all).
     task_ids: Annotated[tuple[NonNegativeInt, ...] | None, TaskIds] = None
-    # Episodes per task, each from another initial state. When these run out, a sampling policy starts over with the
-    # first one, and a deterministic policy is done.
+    # Episodes of each task in each mode, each from another initial state; fewer if there are not so many states.
     trials: PositiveInt = 50
     # Id of the first initial state of every task.
     first_init_state: NonNegativeInt = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,11 +51,9 @@ class Plan:
         missing = {}
         for player in players:
             played = results.outcomes(player)
-            # A deterministic player would repeat its episodes.
-            keys = [key for key in self.keys if key.repeat == 0 or player.mode == "sample"]
-            left = [key for key in keys if key.task_suite == suite and key not in played]
-            if left:
-                missing[player] = left
+            keys = [key for key in self.keys if key.task_suite == suite and key not in played]
+            if keys:
+                missing[player] = keys
         return missing
 
 
@@ -80,24 +78,21 @@ def make_plan(config: EvalConfig, argv: Sequence[str]) -> Plan:
     return Plan(tasks, keys, {"protocol": config.protocol, **provenance(argv)})
 
 
-def task_keys(config: EvalConfig, suite: str, task: TaskInfo) -> Iterator[EpisodeKey]:
+def task_keys(config: EvalConfig, suite: str, task: TaskInfo) -> list[EpisodeKey]:
     """The --trials episodes of a task: its official states, fresh ones, or first the official and then fresh ones."""
     first = config.first_init_state
-    num_official = 0 if config.init_states == "fresh" else task.num_init_states - first
-    if num_official <= 0 and config.init_states != "fresh":
+    if config.init_states == "fresh":
+        return [EpisodeKey(suite, task.task_id, True, first + trial) for trial in range(config.trials)]
+    official = range(first, task.num_init_states)[: config.trials]
+    if not official:
         raise BadInput(
             f"--first-init-state {first}: {suite} task {task.task_id} "
             f"has only {task.num_init_states} initial states, counted from 0"
         )
-    for trial in range(config.trials):
-        if config.init_states == "official":
-            state = first + trial % num_official
-            yield EpisodeKey(suite, task.task_id, False, state, repeat=trial // num_official)
-        elif trial < num_official:
-            yield EpisodeKey(suite, task.task_id, False, first + trial)
-        else:
-            seed = trial - num_official + (first if config.init_states == "fresh" else 0)
-            yield EpisodeKey(suite, task.task_id, True, seed)
+    keys = [EpisodeKey(suite, task.task_id, False, state) for state in official]
+    if config.init_states == "both":
+        keys += [EpisodeKey(suite, task.task_id, True, seed) for seed in range(config.trials - len(keys))]
+    return keys
 
 
 def play_planned(config: EvalConfig, plan: Plan) -> tuple[Results, Results | None]:
@@ -194,34 +189,30 @@ def play_suite(
     keys = [key for of_player in missing.values() for key in of_player]
     spec = env_spec(config, keys[0].task_suite, policy.num_images)
     num_envs = choose_num_envs(config, spec, policy, max(map(len, missing.values())))
-    filming = Filming(config.video, file.path.with_name(f"{file.path.stem}-videos"))
     prepare = policy.model_inputs.prepare_images
     with interruptible(), make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
         pool.start_building(list(dict.fromkeys(key.task_id for key in keys)))
         check_policy(policy, task_info(spec)[0].instruction)
         file.save()
         pool.wait_until_built()
-        for player, of_player in missing.items():
-            play_player(config, policy, pool, of_player, player, filming, file)
+        play_missing(config, policy, pool, missing, file)
 
 
-def play_player(
+def play_missing(
     config: EvalConfig,
     policy: Policy,
     pool: Pool,
-    keys: Sequence[EpisodeKey],
-    player: Player,
-    filming: Filming,
+    missing: Mapping[Player, Sequence[EpisodeKey]],
     file: ResultsFile,
 ) -> None:
-    """Play the episodes of one player, and save them also if it is stopped."""
-    started = time.perf_counter()
+    """Play the missing episodes of each player, and save them also if this is stopped."""
+    filming = Filming(config.video, file.path.with_name(f"{file.path.stem}-videos"))
+    max_batch = config.model.max_batch
     try:
-        evaluate(policy, pool, keys, player, config.seed, config.model.max_batch, filming, on_result=file.add)
+        for player, keys in missing.items():
+            evaluate(policy, pool, keys, player, config.seed, max_batch, filming, on_result=file.add)
     finally:
         file.save()
-    seconds = time.perf_counter() - started
-    say(f"{keys[0].task_suite}, {player.name}: {len(keys)} episodes in {seconds:.1f} s")
 
 
 def check_policy(policy: Policy, instruction: str) -> None:

@@ -13,8 +13,8 @@ from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.env import TaskInfo
 from envs.tasks import suite_task
-from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_player, task_keys
-from experiment.evaluator import EpisodeKey, Filming, Player
+from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_missing, task_keys
+from experiment.evaluator import EpisodeKey, Player
 from experiment.results import (
     Results,
     ResultsFile,
@@ -61,15 +61,9 @@ def test_the_published_protocol_is_every_initial_state_of_every_task_once():
     assert sorted(keys) == expected
 
 
-def test_only_a_policy_that_samples_plays_an_initial_state_again():
+def test_a_state_is_played_once_and_the_first_one_can_be_chosen():
     keys = keys_of([task(num_init_states=5)], trials=5, first_init_state=3)
-    missing = Plan({}, keys, {}).missing("libero_goal", [GREEDY, SAMPLED], Results(SETTINGS, {}))
-    states = {
-        player: [(key.init_state_id, key.repeat) for key in of_player]
-        for player, of_player in missing.items()
-    }
-    assert states[GREEDY] == [(3, 0), (4, 0)]
-    assert states[SAMPLED] == [(3, 0), (4, 0), (3, 1), (4, 1), (3, 2)]
+    assert [key.init_state_id for key in keys] == [3, 4]
     with pytest.raises(BadInput, match="--first-init-state"):
         keys_of([task(num_init_states=5)], first_init_state=5)
 
@@ -178,7 +172,7 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
     file = open_results(tmp_path / "results.json", SETTINGS, {})
     pool = InterruptedPool(lambda *_: Script(CHUNK_LENGTH))
     with pytest.raises(KeyboardInterrupt):
-        play_player(EvalConfig(), FakePolicy(), pool, KEYS, GREEDY, Filming(), file)
+        play_missing(EvalConfig(), FakePolicy(), pool, {GREEDY: KEYS}, file)
     assert read_results(file.path).outcomes(GREEDY).keys() == set(KEYS[:3])
     assert not json.loads(file.path.read_text())["complete"]
 
