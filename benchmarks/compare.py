@@ -116,10 +116,12 @@ def values_by_state(experiment: dict) -> dict[str, dict[object, float]]:
     if not played:
         played = [run["evaluations"][-1]["successes"] for run in experiment["runs"]]
     outcomes: dict[str, dict[object, list[int]]] = {}
-    for mode, task, successes in ((m, t, s) for each in played for m in each for t, s in each[m].items()):
-        for place, success in enumerate(successes):
+    for successes in played:
+        for mode, tasks in successes.items():
             states = outcomes.setdefault(f"{mode} by state", {})
-            states.setdefault((task, place), []).append(int(success))
+            for task, string in tasks.items():
+                for place, success in enumerate(string):
+                    states.setdefault((task, place), []).append(int(success))
     return {
         measure: {state: float(np.mean(each)) for state, each in states.items()}
         for measure, states in outcomes.items()

@@ -61,7 +61,7 @@ def draw(axes: Axes, runs: Sequence[dict], title: str) -> None:
     ]
     if teachers:
         axes.axhline(teachers[0], color=TEACHER_COLOUR, linestyle="--", linewidth=1.2, label="teacher")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 102)
     axes.set_xlim(left=0)
     axes.set_xlabel("env steps")
     axes.set_ylabel("success, %")
