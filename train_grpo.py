@@ -23,9 +23,8 @@ warmup if the student succeeds far less often than the teacher.
 
 Advantages (--advantage). The return R of an episode is 1 on success and 0 otherwise. Rewards are not shaped. An episode
 that reaches its step cap has failed.
-  absolute    the default: R, multiplied by --discount (default 1) once for each decision that follows
+  absolute    the default: R
   group       GRPO: (R - mean) / std over the episodes from the same initial state; unbiased std; 0 where all are equal
-  rloo        R - mean of the other episodes of the group
   batch       R minus the mean over the task's episodes in the rollout, divided by the std over the whole rollout
   gae         generalised advantage estimation with a critic
 A negative advantage counts as 0 where the teacher made the decision. A decision whose advantage is 0 has no gradient,

@@ -50,7 +50,6 @@ class TrainConfig:
         check_init_states(self.task)
         check_groups(self.rollout, self.loss)
         check_ratio_level(self.loss)
-        check_discount(self.loss)
         check_curriculum(self.rollout, self.task)
         if "/" in self.run.name or len(self.run.name.encode()) > LONGEST_NAME:
             raise BadInput(f"--name must have no '/' and at most {LONGEST_NAME} bytes, got {self.run.name!r}")
@@ -93,11 +92,10 @@ def check_groups(rollout: RolloutConfig, loss: LossConfig) -> None:
         raise BadInput(
             f"--group-success-bounds must be LOWEST HIGHEST, got {lowest} {highest}: no group is within"
         )
-    compares_episodes = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
+    compares_episodes = loss.advantage == "group" or rollout.dynamic_sampling
     if compares_episodes and rollout.group_size < 2:
         raise BadInput(
-            "--advantage group, --advantage rloo and --dynamic-sampling compare the episodes of a group: use "
-            "--group-size 2 or more"
+            "--advantage group and --dynamic-sampling compare the episodes of a group: use --group-size 2 or more"
         )
 
 
@@ -106,13 +104,6 @@ def check_ratio_level(loss: LossConfig) -> None:
         raise BadInput(
             f"--advantage {loss.advantage} can be negative, and clipping a chunk's mean ratio does not stop the "
             "probability of a single token from falling without bound: add --ratio-level token"
-        )
-
-
-def check_discount(loss: LossConfig) -> None:
-    if loss.discount != 1 and loss.advantage != "absolute":
-        raise BadInput(
-            f"--discount {loss.discount:g} is only for --advantage absolute: leave it out with {loss.advantage}"
         )
 
 

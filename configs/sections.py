@@ -106,9 +106,6 @@ class PhaseConfig:
     # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy. Or
     # another CHECKPOINT (folder, hub id or trained adapter): a stronger policy with the same inputs.
     teacher: str = "auto"
-    # Temperature of the student's logits in the loss of the warmup. With the value of --temperature the sampling
-    # student learns to match the teacher; with 1 the greedy student does.
-    distill_student_temperature: PositiveFloat = 1.0
     # Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
     # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never).
     warmup_agreement: Annotated[Share, CHANGEABLE] = 0.5
@@ -146,12 +143,10 @@ class RolloutConfig:
 class LossConfig:
     """Advantages and the clipped surrogate loss (PPO)."""
 
-    # Advantage of a trajectory. absolute: its return; group (GRPO): its return standardised within its group; rloo: its
-    # return minus the mean of the others in its group; batch: its return minus the mean of its task in the rollout,
-    # scaled; gae: its return relative to what a critic expects; auto: gae for several tasks, batch for one.
-    advantage: Literal["auto", "absolute", "group", "rloo", "batch", "gae"] = "absolute"
-    # Discount factor per decision, counted back from the last decision (only with --advantage absolute).
-    discount: PositiveShare = 1.0
+    # Advantage of a trajectory. absolute: its return; group (GRPO): its return standardised within its group; batch:
+    # its return minus the mean of its task in the rollout, scaled; gae: its return relative to what a critic expects;
+    # auto: gae for several tasks, batch for one.
+    advantage: Literal["auto", "absolute", "group", "batch", "gae"] = "absolute"
     # Lambda of the generalised advantage estimate, per decision (only with --advantage gae).
     gae_lambda: Share = 0.95
     # Which ratio is clipped. chunk: one ratio for a chunk of actions, from the mean log-prob of its tokens; token: the

@@ -6,7 +6,7 @@ success, else 0. docs/HOW_IT_WORKS.md compares the kinds of advantage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -50,33 +50,28 @@ def trajectory_weights(batch: Batch) -> Tensor:
 
 
 def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
-    """The advantages (N,) computed from returns alone, without a critic.
+    """The advantages (N,) computed from returns alone, without a critic; those of a trajectory's decisions are equal.
 
-    absolute: the trajectory's return, multiplied by `discount` once for each decision that follows. Failed episodes
-    have advantage 0, so they give no gradient and cost no compute. group (GRPO), rloo and batch: the trajectory's
-    return compared with those of other trajectories; all decisions of a trajectory have the same advantage.
+    absolute: the trajectory's return. Failed episodes have advantage 0, so they give no gradient and cost no compute.
+    group (GRPO) and batch: the trajectory's return compared with those of other trajectories.
     """
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (M,)
     if config.advantage == "absolute":
-        advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
+        advantages = returns
     elif config.advantage == "group":
-        advantages = _group_by_group(returns, trajectories, standardised)[batch.trajectory]
-    elif config.advantage == "rloo":
-        advantages = _group_by_group(returns, trajectories, minus_mean_of_others)[batch.trajectory]
+        advantages = _standardised_by_group(returns, trajectories)
     else:
-        advantages = scaled(_minus_mean_of_task(returns, trajectories))[batch.trajectory]
-    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+        advantages = scaled(_minus_mean_of_task(returns, trajectories))
+    return advantages[batch.trajectory].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
-def _group_by_group(
-    returns: Tensor, trajectories: Sequence[Trajectory], compare: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Apply `compare` to the returns (M,) of each group. A group has one task and initial state."""
+def _standardised_by_group(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
+    """The returns (M,) standardised within each group. A group has one task and one initial state."""
     groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
         is_member = groups == group
-        advantages[is_member] = compare(returns[is_member])
+        advantages[is_member] = standardised(returns[is_member])
     return advantages
 
 
@@ -106,13 +101,6 @@ def scaled(centred: Tensor) -> Tensor:
     if len(centred) < 2:
         return torch.zeros_like(centred)
     return centred / (centred.std() + EPSILON)
-
-
-def minus_mean_of_others(returns: Tensor) -> Tensor:
-    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for a single return."""
-    if len(returns) < 2:
-        return torch.zeros_like(returns)
-    return returns - (returns.sum() - returns) / (len(returns) - 1)
 
 
 def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], gae_lambda: float) -> Tensor:

@@ -26,14 +26,14 @@ DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most thi
 Statistics = dict[str, Tensor]
 
 
-def distillation_loss(logits: Tensor, micro_batch: Batch, temperature: float) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at `temperature` with the teacher's tokens as targets, summed; and statistics.
+def distillation_loss(logits: Tensor, micro_batch: Batch) -> tuple[Tensor, Statistics]:
+    """Cross-entropy of the student at temperature 1 with the teacher's tokens as targets, summed; and statistics.
 
     logits (B, A, V), of the V action tokens.
     """
     # The tokens are the teacher's, even if the student acted.
     targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
-    logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
+    logprobs = F.log_softmax(logits, dim=-1)  # (B, A, V)
     cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():

@@ -277,7 +277,7 @@ def micro_batch_loss(
     policy = learner.policy
     logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
     if phase.distils:
-        return losses.distillation_loss(logits, micro_batch, config.phases.distill_student_temperature)
+        return losses.distillation_loss(logits, micro_batch)
     temperature = config.rollout.temperature
     logprobs = policy.token_logprobs(logits, micro_batch.tokens, temperature)
     return losses.ppo_loss(logits, logprobs, micro_batch, config.loss, temperature)

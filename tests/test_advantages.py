@@ -23,13 +23,13 @@ from tests.fakes import ACTION_DIM, trajectory
 outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
-def advantages(kind, successes, groups=None, lengths=None, discount=1.0) -> np.ndarray:
+def advantages(kind, successes, groups=None, lengths=None) -> np.ndarray:
     """Of every decision; by default of trajectories of one decision each, all in one group."""
     played = [
         trajectory(lengths[i] if lengths else 1, bool(success), groups[i] if groups else 0, i)
         for i, success in enumerate(successes)
     ]
-    config = LossConfig(advantage=kind, discount=discount)
+    config = LossConfig(advantage=kind)
     return relative_returns(flatten(played, ACTION_DIM), played, config).numpy()
 
 
@@ -40,11 +40,8 @@ def test_relative_advantages_follow_their_closed_forms(successes):
     scores = pytest.approx((returns - returns.mean()) / (spread + 1e-6), rel=1e-4, abs=1e-6)
     assert advantages("group", successes) == scores
     assert advantages("batch", successes, groups=list(range(len(successes)))) == scores
-    if len(returns) > 1:
-        means_of_others = [np.mean(np.delete(returns, i)) for i in range(len(returns))]
-        assert advantages("rloo", successes) == pytest.approx(returns - means_of_others, abs=1e-6)
     if len(set(successes)) == 1:  # exactly 0: such decisions never run
-        assert not any(advantages(kind, successes).any() for kind in ("group", "batch", "rloo"))
+        assert not any(advantages(kind, successes).any() for kind in ("group", "batch"))
 
 
 def test_batch_advantages_compare_episodes_of_the_same_task():
@@ -59,10 +56,8 @@ def test_batch_advantages_compare_episodes_of_the_same_task():
     )
 
 
-def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
-    assert advantages("absolute", [1, 0, 1]).tolist() == [1.0, 0.0, 1.0]
-    discounted = advantages("absolute", [1, 0], lengths=[3, 2], discount=0.9)
-    assert discounted == pytest.approx([0.81, 0.9, 1.0, 0.0, 0.0])
+def test_absolute_advantages_are_returns():
+    assert advantages("absolute", [1, 0, 1], lengths=[1, 2, 1]).tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_magnitudes_are_clamped_to_10():

@@ -29,7 +29,6 @@ from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
 TEMPERATURE = 1.3
-DISCOUNT = 0.9
 GAE_LAMBDA = 0.8
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
@@ -47,7 +46,7 @@ EPISODES = (
     (1, False),
 )
 GROUP = 3
-ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
+ADVANTAGES = ("absolute", "group", "batch", "gae")
 
 
 class Case(NamedTuple):
@@ -74,7 +73,6 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(
             advantage=advantage,
-            discount=DISCOUNT if advantage == "absolute" else 1.0,
             clip_low=CLIP_LOW,
             clip_high=CLIP_HIGH,
             gae_lambda=GAE_LAMBDA,
@@ -160,11 +158,9 @@ def reference_advantages(case: Case) -> list[float]:
         first_of_group = i // GROUP * GROUP
         group_returns = returns[first_of_group : first_of_group + GROUP]
         if kind == "absolute":
-            advantages += [returns[i] * DISCOUNT ** (count - 1 - t) for t in range(count)]
+            advantages += [returns[i]] * count
         elif kind == "group":
             advantages += [standard_score(returns[i], group_returns)] * count
-        elif kind == "rloo":
-            advantages += [returns[i] - (sum(group_returns) - returns[i]) / (GROUP - 1)] * count
         elif kind == "batch":
             advantages += [standard_score(returns[i], returns)] * count
         else:
@@ -229,7 +225,7 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
     for trajectory in case.trajectories:
         starts.append(starts[-1] + len(trajectory.decisions))
     sizes = [[d.executed * 2 for d in t.decisions] for t in case.trajectories]
-    by_trajectory = loss.advantage in ("group", "rloo", "batch")
+    by_trajectory = loss.advantage in ("group", "batch")
     for row, advantage in enumerate(before.advantages):
         index = case.batch.trajectory[row].item()
         decision = case.trajectories[index].decisions[row - starts[index]]

@@ -25,7 +25,7 @@ from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
 SEEDS = range(2)
 UPDATES = 10
-ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
+ADVANTAGES = ("absolute", "group", "batch", "gae")
 
 
 def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainConfig:
