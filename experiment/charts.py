@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiment.evaluator import Role
-from experiment.run_files import MetricsRow
+from experiment.stored_run import MetricsRow
 from experiment.verdict import Evaluation
 from rl.phases import Phase
 

@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
+import torch
+from typing_extensions import TypedDict  # pydantic cannot read typing's in Python 3.10
 
 from contracts import GIB
 
@@ -20,14 +21,18 @@ class GitState(TypedDict, total=False):
 
 
 class Machine(TypedDict):
+    """Where the program runs."""
+
     system: str
     processor: str
     cpus: int | None
     gpus: list[str]  # names of the visible GPUs
-    gpu_gib: NotRequired[list[float]]  # memory of each visible GPU, in GiB
+    gpu_gib: list[float]  # memory of each visible GPU, in GiB
 
 
 class Provenance(TypedDict):
+    """What config.json and results files store of a process."""
+
     argv: list[str]  # the command line without the program's name
     git: GitState
     versions: dict[str, str]  # of Python and of every installed package
@@ -35,12 +40,19 @@ class Provenance(TypedDict):
 
 
 def provenance(argv: Sequence[str]) -> Provenance:
-    """The provenance of this process, as config.json and results files store it."""
+    """The provenance of this process."""
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "argv": list(argv),
         "git": git_state(),
         "versions": package_versions(),
-        "machine": describe_machine(),
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "gpus": [gpu.name for gpu in gpus],
+            "gpu_gib": [gpu.total_memory / GIB for gpu in gpus],
+        },
     }
 
 
@@ -48,11 +60,9 @@ def git_state() -> GitState:
     """The commit of the program that runs, and whether files were changed since; empty if git cannot tell."""
     # --exclude=* ignores tags, so git prints the full commit, followed by "-dirty" if files differ.
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    source_folder = Path(__file__).parent
+    folder = Path(__file__).parent
     try:
-        finished = subprocess.run(
-            command, cwd=source_folder, capture_output=True, text=True, check=True, timeout=10
-        )
+        finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return {}
     description = finished.stdout.strip()
@@ -64,21 +74,6 @@ def package_versions() -> dict[str, str]:
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         metadata = distribution.metadata  # this property reads and parses a file at every access
-        name = metadata["Name"]
-        if name is not None:  # an interrupted pip may leave an empty folder
-            versions.setdefault(name, metadata["Version"])  # of several, Python imports the first
+        if metadata["Name"] is not None:  # an interrupted pip may leave an empty folder
+            versions.setdefault(metadata["Name"], metadata["Version"])  # of several, Python imports the first
     return {"python": platform.python_version(), **dict(sorted(versions.items()))}
-
-
-def describe_machine() -> Machine:
-    """Operating system, processor and visible GPUs of this machine."""
-    import torch  # it takes a second, and programs that only read runs do not need it
-
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cpus": os.cpu_count(),
-        "gpus": [gpu.name for gpu in gpus],
-        "gpu_gib": [gpu.total_memory / GIB for gpu in gpus],
-    }

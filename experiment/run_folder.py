@@ -20,7 +20,7 @@ from contracts import BadInput, TimeIsUp, output_place, write_json
 from envs.assets import find_pack
 from experiment.file_lock import lock_file
 from experiment.provenance import provenance
-from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
+from experiment.stored_run import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
 from experiment.terminal import log_to_file
 from experiment.wandb_log import WandbLog
 from rl.ranks import ALONE, Ranks

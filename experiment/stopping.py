@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import logging
-import os
 import signal
 import time
 import traceback
@@ -14,8 +13,8 @@ import torch
 
 from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
-from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run
+from experiment.stored_run import LOG_FILE
 from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)
@@ -31,18 +30,14 @@ def interruptible() -> Iterator[None]:
     A second SIGHUP, SIGUSR1 or SIGXCPU is ignored: a closed terminal may send SIGHUP twice, which does not mean that
     the user wants to kill the program.
     """
+    previous_handlers = stop_handlers()  # before `interrupt`, which reads it, can be called
 
     def interrupt(signal_number: int, frame: object) -> None:
         for stop_signal in previous_handlers:
             is_impatient = stop_signal in (signal.SIGINT, signal.SIGTERM)
             signal.signal(stop_signal, signal.SIG_DFL if is_impatient else signal.SIG_IGN)
-        for descriptor in terminals:
-            if not os.isatty(descriptor):  # it was closed, and writing to it would fail
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         raise KeyboardInterrupt
 
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-    previous_handlers = stop_handlers()  # before `interrupt`, which reads it, can be called
     try:
         handle_stop_signals(interrupt)
         yield
@@ -63,11 +58,11 @@ def until_the_end(run: Run) -> Iterator[None]:
         # Raises OSError if the folder was deleted after the last checkpoint. Evaluation and report only warn of it.
         run.folder.stat()
     except BaseException as reason:
-        if run.ranks.is_main and os.path.exists(run.checkpoints / "latest"):
-            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
         problem = repairable_problem(reason, run.folder)
         if run.ranks.is_main:
-            append_reason_to_log(run.folder, reason, problem)
+            if (run.checkpoints / "latest").exists():
+                log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+            append_to_log(run.folder, problem or describe(reason))
         run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
         if problem is not None:
             raise BadInput(problem) from reason
@@ -90,15 +85,15 @@ def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
     return f"{place} cannot be written ({reason.strerror}): {repair}"
 
 
-def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str | None) -> None:
-    """Append the reason why the run ends to train.log. `main_guard` or Python prints it on the terminal."""
-    if problem is not None:
-        text = problem
+def describe(reason: BaseException) -> str:
+    """Why a run ends: one line, or for a fault the traceback."""
     # SystemExit means that another rank was lost.
-    elif isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):
-        text = str(reason) or "interrupted"
-    else:
-        text = "".join(traceback.format_exception(reason)).rstrip()
-    text = f"{time.strftime(LOG_TIME)}  {text}"
+    if isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):
+        return str(reason) or "interrupted"
+    return "".join(traceback.format_exception(reason)).rstrip()
+
+
+def append_to_log(run_folder: Path, text: str) -> None:
+    """Append a text to train.log alone: `main_guard` or Python prints it on the terminal."""
     with contextlib.suppress(OSError), (run_folder / LOG_FILE).open("a") as file:
-        file.write(text + "\n")
+        file.write(f"{time.strftime(LOG_TIME)}  {text}\n")

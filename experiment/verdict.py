@@ -75,7 +75,7 @@ def changes(run: StoredRun, evaluations: Sequence[Evaluation]) -> list[Change]:
     """
     if len(evaluations) < 2:
         return []
-    given: Role = "teacher" if run.phases.teacher_checkpoint is None else "student"
+    given: Role = "teacher" if run.config.phases.teacher_checkpoint is None else "student"
     first = evaluations[0]
     last = evaluations[-1]
     roles: list[tuple[str, Role, Role]] = [("greedy", given, "student")]
@@ -114,7 +114,7 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
     if kind == "worse":
         sentence += f". The best evaluation is that of env step {best_evaluation(evaluations).env_steps:,}"
     highest_rate = max(change.paired.after.rate for change in by_rate)
-    if run.advantage == "absolute" and highest_rate > NEEDS_BASELINE:
+    if run.config.loss.advantage == "absolute" and highest_rate > NEEDS_BASELINE:
         sentence += (
             f". Above {100 * NEEDS_BASELINE:.0f} % success --advantage batch has a fraction of the gradient noise of "
             "absolute"

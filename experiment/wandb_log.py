@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -54,8 +53,6 @@ class WandbLog:
             resume="allow" if self.id else None,
             settings=settings,
         )
-        atexit.register(_end_service)  # runs before wandb's own hook, which was registered earlier
-        run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")
         self.id = run.id
         if run.url:  # of the page that shows the run, if it is online
@@ -93,22 +90,11 @@ class WandbLog:
             log.warning("wandb could not %s (%s); metrics.jsonl has all metrics", action, first_line(error))
 
 
-def _end_service() -> None:
-    """End wandb's process at the program's end. wandb's own hook prints a traceback if that process was killed."""
-    import wandb
-
-    with contextlib.suppress(Exception, SystemExit):
-        wandb.teardown()
-
-
 def resolve_mode(mode: Mode) -> str:
     """Resolve `auto`: the value of WANDB_MODE, else online with a wandb login on this machine, else offline."""
     if mode != "auto":
         return mode
-    mode_in_environment = os.environ.get("WANDB_MODE")
-    if mode_in_environment:
-        return mode_in_environment
-    return "online" if _has_login() else "offline"
+    return os.environ.get("WANDB_MODE") or ("online" if _has_login() else "offline")
 
 
 def _has_login() -> bool:

@@ -36,9 +36,9 @@ from experiment.evaluation import (
 )
 from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
 from experiment.results import read_results
-from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.run_folder import Run
 from experiment.statistics import Successes
+from experiment.stored_run import METRICS_FILE, read_metrics
 from experiment.videos import write_video
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw

@@ -38,7 +38,7 @@ from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.env import TaskInfo
-from experiment.run_files import METRICS_FILE, read_metrics
+from experiment.stored_run import METRICS_FILE, read_metrics
 from rl.phases import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
@@ -51,7 +51,8 @@ FLAGS = [
     "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
     "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
 ]  # fmt: skip
-FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processor": "", "system": ""}}
+MACHINE = {"cpus": 1, "gpus": [], "gpu_gib": [], "processor": "", "system": ""}
+FOUND = {"git": {}, "versions": {}, "machine": MACHINE}
 
 
 @dataclass(frozen=True)

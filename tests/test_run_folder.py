@@ -16,8 +16,8 @@ from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.provenance import package_versions
-from experiment.run_files import METRICS_FILE, read_description, read_metrics
 from experiment.run_folder import Run, reopen_run, start_run
+from experiment.stored_run import METRICS_FILE, read_description, read_metrics
 from experiment.terminal import log_to_terminal
 from preflight import check_resumed_folder
 

@@ -1,6 +1,5 @@
 """How a run ends: its log says why, and what the user can repair is one line."""
 
-import contextlib
 import errno
 import os
 import shutil
@@ -13,9 +12,9 @@ from command_line import STOP_SIGNALS
 from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
-from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run
 from experiment.stopping import interruptible, repairable_problem, until_the_end
+from experiment.stored_run import LOG_FILE
 
 
 @pytest.fixture
@@ -104,55 +103,3 @@ def test_every_stop_signal_interrupts_unless_it_is_ignored(stop_signal):
     with interruptible():
         signal.raise_signal(stop_signal)
     signal.signal(stop_signal, before)
-
-
-def raise_signals(*stop_signals: signal.Signals) -> None:
-    """Raise the signals, each while the exception of the one before it is under way."""
-    with contextlib.ExitStack() as at_the_end:
-        for stop_signal in reversed(stop_signals):
-            at_the_end.callback(signal.raise_signal, stop_signal)
-
-
-def test_a_second_signal_that_no_user_sends_does_not_kill():
-    """A closed terminal may send SIGHUP twice, and a limit of CPU time SIGXCPU every second."""
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        raise_signals(signal.SIGHUP, signal.SIGHUP, signal.SIGXCPU)
-
-
-def test_a_terminal_that_was_closed_is_no_longer_written_to():
-    ours, terminal = os.openpty()
-    stdout = os.dup(1)
-    os.dup2(terminal, 1)
-    os.close(terminal)
-    try:
-        with contextlib.suppress(KeyboardInterrupt), interruptible():
-            os.close(ours)
-            with pytest.raises(OSError, match="Input/output error"):
-                os.write(1, b"lost")
-            signal.raise_signal(signal.SIGHUP)
-        assert os.write(1, b"to /dev/null") > 0
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
-
-
-def test_handlers_come_back_after_the_block():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_signal_while_the_handlers_are_set_is_answered_like_a_later_one(monkeypatch):
-    set_handler = signal.signal
-    before = signal.getsignal(signal.SIGTERM)
-
-    def set_then_raise(stop_signal, handler):
-        set_handler(stop_signal, handler)
-        monkeypatch.undo()
-        signal.raise_signal(stop_signal)
-
-    monkeypatch.setattr(signal, "signal", set_then_raise)
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        pass
-    assert signal.getsignal(signal.SIGTERM) == before

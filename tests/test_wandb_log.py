@@ -101,30 +101,6 @@ def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
     assert line.startswith("wandb could not start (No API key configured")
 
 
-KILLED_SERVICE = """
-import os, signal, subprocess, sys
-from pathlib import Path
-from experiment.wandb_log import WandbLog
-
-log = WandbLog("offline", "name", Path(sys.argv[1]), {})
-children = subprocess.run(["pgrep", "--parent", str(os.getpid()), "wandb-core"], stdout=subprocess.PIPE)
-service = int(children.stdout)
-os.kill(service, signal.SIGTERM)
-os.waitid(os.P_PID, service, os.WEXITED | os.WNOWAIT)
-log.finish(exit_code=1)
-sys.exit(130)
-"""
-
-
-def test_a_service_that_is_stopped_with_the_job_leaves_no_traceback_and_the_exit_code(tmp_path):
-    """Slurm stops all processes of a job."""
-    command = [sys.executable, "-c", KILLED_SERVICE, str(tmp_path)]
-    program = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    (line,) = program.stderr.splitlines()
-    assert line.startswith("wandb could not finish")
-    assert program.returncode == 130
-
-
 def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its_id(
     monkeypatch, tmp_path, caplog
 ):
