@@ -9,12 +9,10 @@ from configs.config import TrainConfig
 from configs.sections import ModelConfig, UpdateConfig
 from contracts import BadInput
 from envs.assets import find_pack, installed_official
-from envs.libero import LiberoEnv
 from envs.tasks import split_suite
 from rl.phases import TeacherChoice, choose_teacher
 from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
-from vla.dataset_statistics import same_actions
 from vla.device import choose_device, is_large
 from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
@@ -75,7 +73,6 @@ def load_policy(
     options = LoadOptions(
         task_suite=base_suite,
         unnorm_key=model.unnorm_key,
-        action_dim=LiberoEnv.action_dim,
         lora_rank=lora_rank,
         trained_blocks=None if trained_blocks == "all" else trained_blocks,
         seed=seed,
@@ -99,10 +96,7 @@ def load_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
             raise BadInput(f"--teacher {checkpoint}: {problem}") from None
     with policy.teacher() as teacher:
         can_act_by_l1 = has_usable_l1_head(checkpoint, teacher.action_head)
-        same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
-    return choose_teacher(
-        config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1, same_tokens
-    )
+    return choose_teacher(config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1)
 
 
 def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:

@@ -1,9 +1,8 @@
-"""AdamW, an optimizer step that clips large gradients and skips broken ones, and the learning rate that follows KL."""
+"""An optimizer step that clips large gradients and skips broken ones, and the learning rate that follows KL."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,23 +16,6 @@ MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
 # RL's learning rate never exceeds this times --lr. Small policies needed up to 46 times the default (docs/LOG.md, "The
 # learning rate follows KL").
 MAX_LR_GROWTH = 100.0
-
-
-def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Make AdamW over `parameters`, with its moments already allocated.
-
-    The fused AdamW is used, because it runs as few kernels and is the only one that can skip a step on the device (see
-    `optimizer_step`). By default it would allocate its moments in its first step. At that time recorded CUDA graphs may
-    fill the GPU, and an optimizer step cannot wait until some of them are freed.
-    """
-    optimizer = torch.optim.AdamW(parameters, lr, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:

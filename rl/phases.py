@@ -25,7 +25,6 @@ L1_WARMUP_LR = 1e-3
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
 GREEDY_WARMUP_LR = 3e-6
-NEEDS_TOKENS = "--kl-coef needs the teacher's token distribution"  # two messages begin with it
 
 
 class Phase(Enum):
@@ -109,20 +108,18 @@ def end_of_warmup(phases: PhaseConfig) -> int:
     return int(phases.warmup_steps) if phases.warmup else 0
 
 
-def choose_teacher(
-    phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, has_same_tokens: bool = True
-) -> TeacherChoice:
+def choose_teacher(phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool) -> TeacherChoice:
     """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
 
-    checkpoint: the name of the one that is trained. has_l1_head, has_same_tokens: whether the teacher's checkpoint has
-    an L1 head, and whether its tokens mean the same actions. Raises BadInput when the flags ask for what it cannot do.
+    checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. Raises
+    BadInput when the flags ask for what it cannot do.
     """
     mode, why = _mode_and_reason(phases, checkpoint, has_l1_head)
     if kl_coef > 0 and mode == "l1":
-        raise BadInput(f"{NEEDS_TOKENS}, and the L1 head has none; leave it out or use --teacher greedy")
-    if kl_coef > 0 and not has_same_tokens:
-        teacher = phases.teacher_checkpoint
-        raise BadInput(f"{NEEDS_TOKENS}, and the tokens of {teacher} mean other actions; leave it out")
+        raise BadInput(
+            "--kl-coef needs the teacher's token distribution, and the L1 head has none; leave it out or use --teacher "
+            "greedy"
+        )
     return TeacherChoice(mode, why)
 
 

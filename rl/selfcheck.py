@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from rl.optimizer import ADAM_EPS, make_optimizer
+from rl.optimizer import ADAM_EPS
 from rl.randomness import torch_generator
 from vla.model import OpenVLAOFT
 from vla.policy import Policy
@@ -217,8 +217,7 @@ def _logprob_after_step(
 ) -> float:
     """The tokens' mean log-prob after an optimizer step, which is then undone."""
     values_before = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
-    optimizer = make_optimizer(parameters, lr, weight_decay=0.0)
-    policy.watch(optimizer)
+    optimizer = policy.make_optimizer(lr, weight_decay=0.0)
     optimizer.step()
     del optimizer  # free its moments before the forward pass needs memory
     logprob = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()

@@ -20,7 +20,7 @@ from configs.config import TrainConfig
 from configs.sections import UpdateConfig
 from rl import losses
 from rl.critic import Critic
-from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
+from rl.optimizer import follow_kl, optimizer_step, rl_learning_rate
 from rl.phases import Phase, PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
@@ -60,9 +60,7 @@ def make_learner(
     policy: Policy, config: TrainConfig, ranks: Ranks = ALONE, teacher_mode: TeacherMode = "greedy"
 ) -> Learner:
     """Build a learner: AdamW over the policy's trainable parameters, and an empty critic for `--advantage gae`."""
-    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
-    optimizer = make_optimizer(parameters, config.update.lr, config.update.weight_decay)
-    policy.watch(optimizer)
+    optimizer = policy.make_optimizer(config.update.lr, config.update.weight_decay)
     critic = Critic() if config.loss.advantage == "gae" else None
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 

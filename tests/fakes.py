@@ -21,8 +21,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from contracts import Observation
 from envs.env import Start
-from rl.optimizer import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
+from vla.optimizer import make_optimizer
 from vla.tokens import median_tokens
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
@@ -168,8 +168,8 @@ class FakePolicy(nn.Module):
     def recompute_everything(self) -> bool:
         return False
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing keeps copies of the parameters."""
+    def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
+        return make_optimizer([p for _, p in self.named_trainable_parameters()], lr, weight_decay)
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter), ("bias", self.bias)]
@@ -198,7 +198,7 @@ def is_in_a_graph(parameter: Tensor) -> bool:
 
 
 def adamw(policy: FakePolicy, lr: float = 1e-2, weight_decay: float = 0.01) -> torch.optim.AdamW:
-    return make_optimizer([p for _, p in policy.named_trainable_parameters()], lr, weight_decay)
+    return policy.make_optimizer(lr, weight_decay)
 
 
 def parameters_of(policy: FakePolicy) -> list[Tensor]:

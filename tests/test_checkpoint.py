@@ -188,11 +188,6 @@ def of_another_model(folder: Path) -> None:
     edit_json(folder / "config.json", model_type="llama")
 
 
-def of_an_unknown_vision_transformer(folder: Path) -> None:
-    timm_ids = ["vit_of_nobody", "vit_so400m_patch14_siglip_224"]
-    edit_json(folder / "config.json", timm_model_ids=timm_ids)
-
-
 def without_statistics(folder: Path) -> None:
     (folder / "dataset_statistics.json").unlink()
     edit_json(folder / "config.json", norm_stats={})
@@ -200,18 +195,6 @@ def without_statistics(folder: Path) -> None:
 
 def with_two_proprio_projectors(folder: Path) -> None:
     shutil.copyfile(folder / PROPRIO, folder / "proprio_projector--1_checkpoint.pt")
-
-
-def with_another_module_as_proprio_projector(folder: Path) -> None:
-    torch.save({"module.fc1.weight": torch.zeros(16, 8)}, folder / PROPRIO)
-
-
-def with_an_endless_chunk(folder: Path) -> None:
-    edit_json(folder / "config.json", num_action_chunks=100_000)
-
-
-def with_a_network_that_takes_hours_to_build(folder: Path) -> None:
-    edit_json(folder / "config.json", text_config={"num_hidden_layers": 100_000})
 
 
 def with_film(folder: Path) -> None:
@@ -231,12 +214,8 @@ def with_a_diffusion_head(folder: Path) -> None:
         (without_a_tensor, [KEY, "found None"]),
         (with_a_wrong_shape, ["model.safetensors", KEY, "(24, 16)", "(24, 17)"]),
         (of_another_model, ["config.json", "'llama'"]),
-        (of_an_unknown_vision_transformer, ["config.json", "vit_of_nobody"]),
         (without_statistics, ["config.json", "statistics"]),
         (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),
-        (with_another_module_as_proprio_projector, [PROPRIO]),
-        (with_an_endless_chunk, ["config.json", "num_action_chunks"]),
-        (with_a_network_that_takes_hours_to_build, ["config.json", "num_hidden_layers"]),
         (with_film, ["FiLM"]),
         (with_a_diffusion_head, ["diffusion"]),
     ],
@@ -246,9 +225,3 @@ def test_unusable_folder_is_explained(folder, break_folder, named):
     with pytest.raises(BadInput) as caught:
         load(folder)
     assert all(part in str(caught.value) for part in [*named, str(folder)])
-
-
-def test_action_head_of_another_kind_is_explained(folder):
-    torch.save({"module.noise_predictor.fc1.weight": torch.zeros(2)}, folder / ACTION_HEAD)
-    with pytest.raises(BadInput, match=ACTION_HEAD):
-        load_action_head(inspect_checkpoint(folder), CPU, torch.float32)

@@ -14,7 +14,6 @@ from vla.dataset_statistics import (
     normalise,
     normalise_proprio,
     select_key,
-    suites_named,
     unnormalise,
 )
 
@@ -100,23 +99,6 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
     assert load_statistics(tmp_path)["from_file"].proprio is None  # a data set without robot states
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("q01", [0.0] * 6),
-        ("q01", [2.0] * 7),  # above q99
-        ("min", [2.0] * 7),
-        ("max", [float("nan")] * 7),
-        ("max", [1e30] * 7),
-        ("mask", [True] * 6),
-    ],
-)
-def test_a_broken_field_is_named(tmp_path, entry, field, value):
-    entry["action"][field] = value
-    with pytest.raises(BadInput, match=rf"dataset_statistics\.json.*{field}"):
-        load_statistics(write(tmp_path, {"some_key": entry}))
-
-
 # Keys
 
 
@@ -146,18 +128,3 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
     with pytest.raises(BadInput, match="^folder: .*" + ", ".join(sorted(keys))):
         select_key(Path("folder"), keys, suite, unnorm_key)
-
-
-@pytest.mark.parametrize(
-    ("name", "suites"),
-    [
-        ("Openvla-oft-SFT-libero-spatial-traj1", {"libero_spatial"}),
-        ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
-        ("openvla-7b-oft-libero-spatial-goal-10", {"libero_spatial", "libero_goal", "libero_10"}),
-        ("libero-long", {"libero_10"}),
-        ("libero_4_task_suites", set()),
-        ("my-spatial-policy", set()),
-    ],
-)
-def test_suites_are_read_from_names(name, suites):
-    assert suites_named(name) == suites

@@ -21,7 +21,7 @@ POLICY_METHODS = [
     "save_adapter",
     "load_adapter",
     "describe",
-    "watch",
+    "make_optimizer",
     "equals_teacher",
 ]
 POOL_METHODS = ["reset", "step", "ready", "close"]

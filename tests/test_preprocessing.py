@@ -8,8 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from contracts import BadInput
-from vla.images import model_input_images
 from vla.preprocessing import ImageProcessor, normalised_levels, pixel_values, pixel_values_on_device
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,18 +49,6 @@ def test_pixel_values_of_the_golden_images_equal_reference(golden, processor):
     np.testing.assert_allclose(sums, golden["model_input_pixel_values_sum"], rtol=1e-12)
 
 
-def test_a_batch_equals_its_frames_one_by_one(processor):
-    # Three observations of two images: coarse random colours, so that JPEG behaves as with real frames.
-    coarse = np.random.default_rng(0).integers(0, 256, (3, 2, 16, 16, 3), dtype=np.uint8)
-    frames = coarse.repeat(16, axis=-3).repeat(16, axis=-2)
-    batch = pixel_values(model_input_images(frames, 224), processor)
-    assert batch.shape == (3, 12, 224, 224)
-    for observation in range(3):
-        for image in range(2):
-            single = pixel_values(model_input_images(frames[observation, image], 224)[None], processor)
-            np.testing.assert_array_equal(single, batch[observation, 6 * image : 6 * image + 6])
-
-
 def test_a_gpu_computes_the_same_pixel_values(processor):
     images = np.random.default_rng(0).integers(0, 256, (2, 2, 224, 224, 3), dtype=np.uint8)
     pixels = pixel_values_on_device(torch.from_numpy(images), torch.from_numpy(normalised_levels(processor)))
@@ -82,16 +68,3 @@ def test_the_one_file_of_transformers_5_is_read(processor, tmp_path):
         json.dumps(stored | {"processor_class": "PrismaticProcessor"})
     )
     assert ImageProcessor.load(tmp_path) == processor
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("means", [["x"] * 3] * 2),
-        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
-        ("image_resize_strategy", "letterbox"),
-    ],
-)
-def test_a_broken_or_unsupported_config_is_refused_naming_the_file(tmp_path, field, value):
-    with pytest.raises(BadInput, match=r"preprocessor_config\.json"):
-        load_with(tmp_path, **{field: value})

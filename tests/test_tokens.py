@@ -1,13 +1,12 @@
 """Action tokens against the original tokenizer's and evaluation code's outputs (tests/golden), and closed forms."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from vla.dataset_statistics import VectorStatistics, load_statistics, unnormalise
+from vla.dataset_statistics import load_statistics, unnormalise
 from vla.tokens import (
     ACTION_TOKEN_IDS,
     BIN_CENTRES,
@@ -18,7 +17,6 @@ from vla.tokens import (
     median_tokens,
     sample_tokens,
     to_env,
-    translate,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -66,43 +64,6 @@ def test_to_env_equals_reference_and_no_action_token_leaves_the_gripper_undecide
     reference = np.load(GOLDEN / "postprocess.npz")
     np.testing.assert_array_equal(to_env(reference["action_in"]), reference["action_env"])
     assert set(to_env(decode(ALL_IDS[:, None])).ravel()) == {-1.0, 1.0}
-
-
-# Translation between statistics
-
-
-@pytest.fixture
-def source() -> VectorStatistics:
-    """Ordered like real ones, min <= q01 <= q99 <= max; the gripper, the last dimension, is outside the mask."""
-    low, q01, q99, high = np.sort(np.random.default_rng(0).normal(size=(4, 7)), axis=0)
-    return VectorStatistics(min=low, max=high, q01=q01, q99=q99, mask=np.array([True] * 6 + [False]))
-
-
-@pytest.fixture
-def ids() -> np.ndarray:
-    """Random ids (20, 8, 7); the first chunk's mean 1.0, which has a bin of its own."""
-    ids = np.random.default_rng(1).choice(ACTION_TOKEN_IDS, size=(20, 8, 7))
-    ids[0] = FIRST_ACTION_TOKEN
-    return ids
-
-
-@pytest.mark.parametrize("shift_of_q99", [0.5, -0.1])
-def test_translated_ids_are_the_nearest_that_the_other_statistics_have(source, ids, shift_of_q99):
-    target = dataclasses.replace(
-        source, q01=source.q01 - 0.5, q99=source.q99 + shift_of_q99, min=source.min - 1
-    )
-    actions = unnormalise(decode(ids), source)
-    translated = translate(ids, source, target)
-    errors = np.abs(unnormalise(decode(translated), target) - actions)
-    all_actions = unnormalise(decode(ALL_IDS)[:, None], target)  # (256, 7)
-    smallest_errors = np.abs(all_actions[:, None, None] - actions).min(axis=0)
-    bin_width = (target.q99 - target.q01) / 255
-    assert (errors <= smallest_errors + bin_width)[..., :6].all()
-    np.testing.assert_array_equal(translated[..., 6], ids[..., 6])  # the gripper is not scaled
-
-
-def test_translation_to_the_same_statistics_changes_nothing(source, ids):
-    np.testing.assert_array_equal(translate(ids, source, source), ids)
 
 
 # Median

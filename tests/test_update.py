@@ -13,11 +13,12 @@ from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfi
 from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
 from rl.losses import approx_kl
-from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
+from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at, settle_warmup
 from rl.update import Learner, draw_minibatches, prepare_batch, update
 from rl.update_metrics import stop_without_signal
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of
+from vla.optimizer import make_optimizer
 
 LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)

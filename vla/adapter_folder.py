@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from peft import LoraConfig
 from torch import Tensor
 
-from contracts import BadInput, read_fields, read_json, resolve_pointer, write_json
+from contracts import BadInput, read_json, resolve_pointer, write_json
 from vla.hub import HUB_ID
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
@@ -29,23 +28,8 @@ BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
-@dataclass
-class _ConfigFields:
-    """The fields of adapter_config.json that are read, and the values that mean plain LoRA.
-
-    Other variants have other tensors, which `copy_into_network` refuses.
-    """
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, Field(ge=1, le=65536)]
-    lora_alpha: Annotated[int, Field(ge=1, le=65536)]
-    # Other starts, such as pissa, change the base before training, so the adapter alone is not the policy.
-    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = None
-    use_dora: Literal[False] | None = None
-    use_rslora: Literal[False] | None = None
-    alpha_pattern: Annotated[dict[str, object], Field(max_length=0)] | None = None
-    modules_to_save: tuple[()] | None = None
-    base_model_name_or_path: str | None = None
+# Starts of plain LoRA. Others, such as pissa, change the base before training, so the adapter alone is not the policy.
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True)
@@ -78,13 +62,9 @@ def base_of_adapter(folder: Path) -> str | None:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
-    base = read_json(path).get("base_model_name_or_path")
-    if not base or not isinstance(base, str):
-        raise BadInput(f"{path} names no base: add base_model_name_or_path, or use vla.merge --base")
+    base = str(read_json(path).get("base_model_name_or_path"))
     if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
-        raise BadInput(
-            f"{path}: base_model_name_or_path is {base}: no such folder: write where the base is now"
-        )
+        raise BadInput(f"{path}: base_model_name_or_path is {base}: write where the base is now")
     return base
 
 
@@ -129,8 +109,8 @@ def write_adapter(
     `read_looks`.
     """
     matrices = network.adapters.named_matrices()
-    # Fields that are left out have peft's default. peft 0.11.1, which openvla-oft uses, refuses keys that only newer
-    # versions know.
+    # Written without peft's LoraConfig, which would add all fields of its version: peft 0.11.1, which openvla-oft uses,
+    # refuses keys that only newer versions know. Fields that are left out have peft's default.
     config = {
         "peft_type": "LORA",
         "r": network.adapters.rank,
@@ -163,15 +143,24 @@ def copy_small_files(source: Path, target: Path) -> None:
 
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
-    advice = "only plain LoRA is read; merge the adapter into its base with the program that made it"
-    config = read_fields(folder / CONFIG_FILE, _ConfigFields, advice)
+    config = LoraConfig.from_pretrained(str(folder))
+    if (
+        not isinstance(config, LoraConfig)
+        or config.use_dora
+        or config.use_rslora
+        or config.alpha_pattern
+        or config.modules_to_save
+        or config.init_lora_weights not in PLAIN_STARTS
+    ):
+        raise BadInput(
+            f"{folder / CONFIG_FILE}: only plain LoRA is read; merge the adapter into its base with the program that "
+            "made it"
+        )
     path = folder / WEIGHTS_FILE
     tensors = {
         key.removeprefix(KEY_PREFIX).removesuffix(".weight"): tensor
         for key, tensor in read_tensors(path).items()
     }
-    if not tensors:
-        raise BadInput(f"{path}: holds no tensor of an adapter: copy the adapter again")
     metadata = read_header(path)[1]
     return StoredAdapter(
         folder,

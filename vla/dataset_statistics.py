@@ -7,33 +7,22 @@ openvla_utils.py in experiments/robot.
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field, GetPydanticSchema
+from pydantic import GetPydanticSchema
 
 from contracts import BadInput, read_fields
 
 STATISTICS_FILE = "dataset_statistics.json"
 # openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.
 RANGE_EPSILON = 1e-8
-# LIBERO suites by the word that follows "libero" in the names of checkpoints and data sets.
-_SUITE_OF_WORD = {
-    "spatial": "libero_spatial",
-    "object": "libero_object",
-    "goal": "libero_goal",
-    "10": "libero_10",
-    "long": "libero_10",
-    "90": "libero_90",
-}
+SUITE_NAME = re.compile(r"libero_(?:spatial|object|goal|10|90)")
 
 
-# Larger numbers are no actions or robot states, and float32 could not scale by them.
-_Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 # Arrays, which are lists in files
-_Numbers = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(list[_Number]))]
+_Numbers = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(list[float]))]
 _Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(list[bool]))]
 
 
@@ -41,8 +30,7 @@ _Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(l
 class VectorStatistics:
     """Statistics of one vector, action or proprio. Arrays are (D,) float64.
 
-    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1. Raises ValueError if lengths differ
-    or a lower bound is above its upper bound.
+    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1.
     """
 
     min: _Numbers
@@ -57,10 +45,6 @@ class VectorStatistics:
             setattr(self, name, np.array(getattr(self, name)))
         if self.mask.ndim == 0:
             self.mask = np.full(self.dim, self.mask)
-        if {len(self.max), len(self.q01), len(self.q99), len(self.mask)} != {self.dim} or self.dim == 0:
-            raise ValueError("min, max, q01, q99 and mask differ in length")
-        if (self.min > self.max).any() or (self.q01 > self.q99).any():
-            raise ValueError("min is above max, or q01 above q99")
 
     @property
     def dim(self) -> int:
@@ -110,22 +94,15 @@ def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
-def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
-    """Whether both have the same q01, q99 and mask, so that every action token decodes to the same action."""
-    return _same_scale(a, b)
+def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
+    """Whether both scale actions alike, so that every token means the same action, and robot states, too."""
+    if a.proprio is None or b.proprio is None:
+        return a.proprio is b.proprio and _same_scale(a.action, b.action)
+    return _same_scale(a.action, b.action) and _same_scale(a.proprio, b.proprio)
 
 
 def _same_scale(a: VectorStatistics, b: VectorStatistics) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
-
-
-def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
-    """Whether both statistics scale actions alike, and robot states, too."""
-    if not same_actions(a.action, b.action):
-        return False
-    if a.proprio is None or b.proprio is None:
-        return a.proprio is b.proprio
-    return _same_scale(a.proprio, b.proprio)
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
@@ -158,24 +135,10 @@ def select_key(folder: Path, keys: Collection[str], task_suite: str, unnorm_key:
             return key
     if unnorm_key is None and len(keys) == 1:
         only_key = next(iter(keys))
-        suites = suites_named(only_key)
+        suites = SUITE_NAME.findall(only_key)
         if not suites or task_suite in suites:
             return only_key
     raise BadInput(
         f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {', '.join(sorted(keys))}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"
     )
-
-
-def suites_named(name: str) -> set[str]:
-    """The LIBERO suites that a checkpoint's or data set's name mentions in the words after "libero".
-
-    Examples: "7b-libero-spatial-object" names two; "libero_4_task_suites" names none.
-    """
-    words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
-    suites = set()
-    for i, word in enumerate(words):
-        if word == "libero":
-            suite_words = takewhile(_SUITE_OF_WORD.__contains__, words[i + 1 :])
-            suites |= {_SUITE_OF_WORD[suite_word] for suite_word in suite_words}
-    return suites

@@ -19,7 +19,7 @@ from vla.dataset_statistics import select_key
 from vla.device import choose_device, limit_memory
 from vla.hub import resolve_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.network_io import check_dimensions, load_action_head, load_network
+from vla.network_io import load_action_head, load_network
 from vla.preprocessing import ImageProcessor
 from vla.prompts import load_tokenizer
 
@@ -34,8 +34,6 @@ class LoadOptions:
     # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others
     task_suite: str
     unnorm_key: str | None = None
-    # The numbers of an action that the simulator of `task_suite` takes; None: not checked
-    action_dim: int | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
     # Of new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
@@ -78,22 +76,13 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, adapter_folder=adapter_folder, statistics=options.statistics)
     unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
-    action_dim = info.statistics[unnorm_key].action.dim
-    if options.action_dim not in (None, action_dim):
-        raise BadInput(
-            f"{info.statistics_folder}: the statistics {unnorm_key} have actions of {action_dim} numbers, the "
-            f"simulator of {options.task_suite} takes {options.action_dim}: use another --checkpoint or --unnorm-key"
-        )
     num_blocks = info.config.llama.num_hidden_layers
     if options.trained_blocks is not None and options.trained_blocks > num_blocks:
         raise BadInput(
             f"--trained-blocks {options.trained_blocks}: the language model of {checkpoint} has {num_blocks} blocks"
         )
-    # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
-    if set(info.config.image_sizes) != {processor.image_size}:
-        raise BadInput(f"{folder}: config.json and the image processor differ in image size: get both again")
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
     try:
@@ -103,7 +92,6 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
             f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
             "raise --memory-budget, or use a GPU with more memory"
         ) from None
-    check_dimensions(info, unnorm_key, head, network.proprio_projector)
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(
         info, unnorm_key, base_model, tokenizer, processor, frozen_weights, network, head, adapter_folder

@@ -24,8 +24,8 @@ TEMPLATE = """---
 An OpenVLA-OFT policy for {{ run.tasks }}: `{{ base }}` with a trained LoRA adapter (rank {{ rank }}, alpha {{ alpha }})
 merged into it.
 {% if run.success %}
-Success on {{ run.tasks }}: {{ run.success }}. If this checkpoint is the `best` of its run, these episodes chose it,
-which flatters it.
+Success on {{ run.tasks }}: {{ run.success }}.
+If this checkpoint is the `best` of its run, these episodes chose it, which flatters it.
 {% endif %}{% if run.commands %}
 Trained by
 

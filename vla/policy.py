@@ -23,10 +23,11 @@ from contracts import BadInput, Observation
 from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork, Part
-from vla.dataset_statistics import STATISTICS_FILE, same_actions, same_statistics, unnormalise
+from vla.dataset_statistics import STATISTICS_FILE, same_statistics, unnormalise
 from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
+from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters
 from vla.tokens import (
@@ -38,7 +39,6 @@ from vla.tokens import (
     sample_tokens,
     to_env,
     token_logprobs,
-    translate,
 )
 from vla.weights import fingerprint
 
@@ -239,7 +239,7 @@ class Policy:
     def act_as_teacher(
         self, observations: Sequence[Observation], mode: Mode = "greedy", kept: KeptStates | None = None
     ) -> Acted:
-        """The teacher's decisions, in this policy's tokens, with the log-probs of the teacher's own tokens.
+        """The teacher's decisions.
 
         kept: this policy's, see `chunk_logits`. Its frozen trunk is the teacher's, too, unless that is another network.
 
@@ -249,14 +249,7 @@ class Policy:
         with self.teacher() as teacher:
             if teacher is self:
                 return self.act(observations, mode, kept=kept)
-            acted = replace(teacher.act(observations, mode), kept=[None] * len(observations))
-        students_units = self.statistics.action
-        teachers_units = teacher.statistics.action
-        if same_actions(students_units, teachers_units):
-            return acted
-        chunks = acted.tokens.numpy().reshape(len(observations), self.chunk_length, self.action_dim)
-        tokens = translate(chunks, teachers_units, students_units).reshape(len(observations), -1)
-        return replace(acted, tokens=torch.from_numpy(tokens), actions=self.actions(tokens))
+            return replace(teacher.act(observations, mode), kept=[None] * len(observations))
 
     def teacher_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
         """`chunk_logits` of the teacher. kept: this policy's, see `act_as_teacher`."""
@@ -268,12 +261,12 @@ class Policy:
         return self._teacher.equals_student()
 
     def use_teacher(self, teacher: Policy) -> None:
-        """Make another policy the teacher. Raises BadInput unless its inputs and outputs are of the same kind."""
-        students_interface = _interface(self)
-        teachers_interface = _interface(teacher)
-        if students_interface != teachers_interface:
+        """Make another policy the teacher. Raises BadInput unless its inputs and tokens mean the same."""
+        if _interface(self) != _interface(teacher) or not same_statistics(
+            self.statistics, teacher.statistics
+        ):
             raise BadInput(
-                f"the teacher reads {teachers_interface}; the student reads {students_interface}: both must be the same"
+                "the teacher reads or decides something else, or its statistics are not the student's"
             )
         self._teacher = SecondNetwork(teacher)
 
@@ -311,13 +304,9 @@ class Policy:
         """Adapters and proprio projector, always in the same order."""
         return list(self._trainable)
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let every step of `optimizer` increase the parameters' versions, so that `AdaptedLayers.refresh` notices it.
-
-        Layers keep copies of their adapters, and a fused optimizer does not increase the versions itself.
-        """
-        parameters = [parameter for _, parameter in self._trainable]
-        optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
+    def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
+        """AdamW over all that is trained, see `vla.optimizer`."""
+        return make_optimizer([parameter for _, parameter in self._trainable], lr, weight_decay)
 
     # Files
 
@@ -383,11 +372,7 @@ class Policy:
         return [*rows, ("recorded", ", ".join(first_passes))] if first_passes else rows
 
 
-def _interface(policy: Policy) -> str:
-    """A policy's inputs and outputs, as part of a sentence after "reads"."""
-    proprio = "proprio" if policy.info.uses_proprio else "no proprio"
-    return (
-        f"{policy.num_images} image(s) of {policy.model_inputs.processor.image_size} pixels and {proprio}, and decides "
-        f"{policy.chunk_length} x {policy.action_dim} numbers, normalised where "
-        f"{policy.statistics.action.mask.astype(int)} is 1"
-    )
+def _interface(policy: Policy) -> tuple[object, ...]:
+    """What a policy reads and how much it decides."""
+    image_size = policy.model_inputs.processor.image_size
+    return policy.num_images, image_size, policy.info.uses_proprio, policy.chunk_length

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla.dataset_statistics import VectorStatistics, normalise, unnormalise
-
 BOS_ID = 1
 EOS_ID = 2
 PAD_ID = 32000
@@ -41,19 +39,6 @@ def decode(ids: np.ndarray) -> np.ndarray:
     bins = VOCABULARY_SIZE - np.asarray(ids, dtype=np.int64)
     intervals = np.clip(bins - 1, 0, len(BIN_CENTRES) - 1)
     return BIN_CENTRES[intervals]
-
-
-def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
-    """Replace token ids (..., D) that are scaled by the statistics `source` by those scaled by `target`.
-
-    The new ids stand for the actions nearest to the old ones. Dimensions outside the mask keep their ids.
-    """
-    # `decode` gives bin 256, which holds only 1.0, the centre of bin 255. Use its exact value instead.
-    values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))
-    actions = unnormalise(values, source)
-    # Round, so that a 1.0 that the scaling changed in the last digit still falls into its bin.
-    targets_values = normalise(actions, target).round(9)
-    return np.where(source.mask, encode(targets_values), ids)
 
 
 def to_env(actions: np.ndarray) -> np.ndarray:

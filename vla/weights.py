@@ -13,11 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, first_line, read_fields, refuse_lfs_pointer
+from contracts import BadInput, read_fields, refuse_lfs_pointer
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
-FLOATS = {torch.bfloat16, torch.float16, torch.float32, torch.float64}
 FINGERPRINT_BYTES = 4096  # how much `fingerprint` reads at the start, the middle and the end of every tensor
 
 
@@ -72,13 +71,12 @@ def stream_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Read tensors one at a time. Yields (name, tensor on `device` in `dtype`); one file is open at a time.
 
-    dtype None: as stored. Raises BadInput for a tensor that holds anything but finite floating-point numbers.
+    dtype None: as stored.
     """
     for path, stored_tensors in by_file(tensors).items():
         with safe_open(path, framework="pt", device=str(device)) as file:
             for stored in stored_tensors:
                 tensor = file.get_tensor(stored.name)
-                _check_finite(tensor, stored.name, path)
                 # On the CPU, safetensors returns a view of the mapped file. Copy it, so that the tensor does not change
                 # when the file changes or disappears later.
                 yield stored.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
@@ -87,7 +85,7 @@ def stream_tensors(
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read all tensors of a small safetensors file to the CPU, in their stored dtype.
 
-    Raises BadInput when it is missing, not whole, or holds NaN or infinity.
+    Raises BadInput when it is missing or not whole.
     """
     stored, _ = read_header(path)
     return dict(stream_tensors(stored.values()))
@@ -110,38 +108,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_pt(path: Path) -> dict[str, Tensor]:
     """Read a `.pt` state dict to the CPU. The prefix `module.` that distributed training adds to names is removed.
 
-    Code in the file is not executed. Raises BadInput when it is no file of finite tensors.
+    Code in the file is not executed. Raises BadInput for git-lfs's pointer to the file.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        tensors: dict[str, Tensor] = {key.removeprefix("module."): tensor for key, tensor in state.items()}
-    except Exception as error:  # torch raises half a dozen kinds of exceptions for damaged and other files
-        refuse_lfs_pointer(path)
-        raise BadInput(
-            f"{path} is no file of tensors ({first_line(error)}): download or copy it again"
-        ) from error
-    for name, tensor in tensors.items():
-        _check_finite(tensor, name, path)
-    return tensors
+    refuse_lfs_pointer(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    return {key.removeprefix("module."): tensor for key, tensor in state.items()}
 
 
 def write_pt(path: Path, state: dict[str, Tensor]) -> None:
     """Write a `.pt` state dict as openvla-oft's distributed training does: names begin with `module.`."""
     torch.save({f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}, path)
-
-
-def _check_finite(tensor: object, name: str, path: Path) -> None:
-    """Raise BadInput for NaN, infinity, and what is no plain tensor of floating-point numbers."""
-    if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
-        raise BadInput(f"{path}: {name} is no tensor of floating-point numbers: get the file again")
-    # First test the sum, which needs no extra memory and takes half the time of testing each number. The sum may be
-    # infinite although all numbers are finite. So each number is tested only if the sum is not finite.
-    if tensor.sum(dtype=torch.float32).isfinite():
-        return
-    if not torch.isfinite(tensor).all():
-        raise BadInput(
-            f"{path}: tensor {name} holds NaN or infinity: download or copy it again, or use another checkpoint"
-        )
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:

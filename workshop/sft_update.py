@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput, Observation
-from rl.optimizer import make_optimizer, optimizer_step
+from rl.optimizer import optimizer_step
 from vla.dataset_statistics import DatasetStatistics
 from vla.memory import shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
@@ -47,9 +47,7 @@ class Objective:
 
 def make_student_optimizer(policy: Student) -> torch.optim.Optimizer:
     """AdamW over all that the policy trains. Its learning rate is set step by step."""
-    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
-    optimizer = make_optimizer(parameters, lr=0.0, weight_decay=WEIGHT_DECAY)
-    policy.watch(optimizer)
+    optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
     if isinstance(policy, WholeNetwork):
         optimizer.param_groups[0]["betas"] = NETWORK_BETAS
     return optimizer

@@ -11,7 +11,8 @@ from contracts import Observation, read_json, write_json
 from vla.adapter_folder import copy_small_files
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.network_io import check_dimensions, load_action_head, load_network, save_network
+from vla.network_io import load_action_head, load_network, save_network
+from vla.optimizer import make_optimizer
 from vla.preprocessing import ImageProcessor, Inputs
 from vla.prompts import load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS
@@ -45,7 +46,6 @@ class WholeNetwork:
         )
         self.network = load_network(info, CHUNK_LENGTH * statistics.action.dim, device, torch.float32)
         self.action_head = load_action_head(info, device, torch.float32) if trains_l1_head else None
-        check_dimensions(info, unnorm_key, self.action_head, self.network.proprio_projector)
         rows = self.network.language_model.lm_head.weight
         # The log-sum-exp of the logits of all other ids, which are 0 once their rows are.
         self.other_logsumexp = math.log(len(rows) - NUM_BINS)
@@ -78,8 +78,9 @@ class WholeNetwork:
             named_parameters += self.action_head.named_parameters(prefix="action_head")
         return named_parameters
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing to do: unlike a Policy's adapters, no layer here keeps a copy of a parameter."""
+    def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
+        """AdamW over all that is trained, see `vla.optimizer`."""
+        return make_optimizer([p for _, p in self.named_trainable_parameters()], lr, weight_decay)
 
     def save(self, folder: Path, looks: Sequence[str], dtype: torch.dtype) -> None:
         """Write a whole checkpoint folder: weights in `dtype`, the demonstrations' statistics, and `looks`.
