@@ -99,19 +99,19 @@ def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
 
 
 def successes_by_player(results: dict) -> dict[str, dict[str, str]]:
-    """Player (teacher, or the mode of a student) -> task -> a string of 0 and 1 in the order of the initial states."""
+    """Player (teacher, or the mode of a student) -> task and first state -> a string of 0 and 1, a place a state."""
     outcomes: dict[str, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
     for episode in results["episodes"]:
         player = "teacher" if episode["actor"] == "teacher" else episode["mode"]
-        task = f"{episode['task_suite']} {episode['task_id']}{' fresh' if episode['fresh'] else ''}"
+        task = f"{episode['task_suite']} {episode['task_id']} {'fresh' if episode['fresh'] else 'official'}"
         outcomes[player][task][episode["init_state_id"], episode["repeat"]] = episode["success"]
-    return {
-        player: {
-            task: "".join(str(int(states[state])) for state in sorted(states))
-            for task, states in tasks.items()
-        }
-        for player, tasks in outcomes.items()
-    }
+    successes: dict[str, dict[str, str]] = defaultdict(dict)
+    for player, tasks in outcomes.items():
+        for task, states in tasks.items():
+            first_state, _ = min(states)
+            string = "".join(str(int(states[state])) for state in sorted(states))
+            successes[player][f"{task} from {first_state}"] = string
+    return successes
 
 
 def share(tasks: Mapping[str, str]) -> float:

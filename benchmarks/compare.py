@@ -27,6 +27,7 @@ import tyro
 from scipy.stats import ttest_rel
 
 from benchmarks.collect import share
+from benchmarks.table import by_state
 from command_line import main_guard, parse_flags
 from contracts import BadInput
 
@@ -115,17 +116,12 @@ def values_by_state(experiment: dict) -> dict[str, dict[object, float]]:
     played = [results["successes"] for results in experiment["results"] if results["seed"] is not None]
     if not played:
         played = [run["evaluations"][-1]["successes"] for run in experiment["runs"]]
-    outcomes: dict[str, dict[object, list[int]]] = {}
-    for successes in played:
-        for mode, tasks in successes.items():
-            states = outcomes.setdefault(f"{mode} by state", {})
-            for task, string in tasks.items():
-                for place, success in enumerate(string):
-                    states.setdefault((task, place), []).append(int(success))
-    return {
-        measure: {state: float(np.mean(each)) for state, each in states.items()}
-        for measure, states in outcomes.items()
-    }
+    values = {}
+    for mode in ("sample", "greedy"):
+        outcomes = [by_state(successes[mode]) for successes in played]
+        states = {state: np.mean([each[state] for each in outcomes]) for state in outcomes[0]}
+        values[f"{mode} by state"] = states
+    return values
 
 
 def paired(

@@ -6,7 +6,7 @@ import pytest
 
 import eval
 import train_grpo
-from benchmarks import collect, compare, plot
+from benchmarks import collect, compare, plot, table
 from configs.cli import parse_train
 from tests.end_to_end.conftest import flags_into
 
@@ -39,8 +39,8 @@ def test_the_file_has_what_tables_and_plots_need(experiment):
     (results,) = stored["results"]
     assert results["seed"] == SEEDS[0]
     assert {task: len(outcomes) for task, outcomes in results["successes"]["greedy"].items()} == {
-        "libero_spatial 0": 2,
-        "libero_spatial 0 fresh": 1,
+        "libero_spatial 0 official from 48": 2,
+        "libero_spatial 0 fresh from 0": 1,
     }
 
 
@@ -48,7 +48,7 @@ def test_a_comparison_pairs_seeds_and_states(experiment, tmp_path, capsys):
     stored = json.loads(experiment.read_text())
     for index, run in enumerate(stored["runs"]):
         run["updates"]["rollout/success_rate"] = [0.5, 0.5, 0.5 + 0.1 * index]
-    stored["results"][0]["successes"]["greedy"]["libero_spatial 0"] = "11"
+    stored["results"][0]["successes"]["greedy"]["libero_spatial 0 official from 48"] = "11"
     other = tmp_path / "other.json"
     other.write_text(json.dumps(stored))
     compare.main([str(experiment), str(other)])
@@ -56,6 +56,16 @@ def test_a_comparison_pairs_seeds_and_states(experiment, tmp_path, capsys):
     assert rows["area"][2] == "2"
     assert 0.5 < float(rows["area"][4]) < 0.55
     assert rows["greedy by state"][2:5] == ["3", "0.000", "0.667"]
+
+
+def test_the_table_has_start_and_end_of_every_run(experiment, capsys):
+    stored = json.loads(experiment.read_text())
+    stored["runs"][1]["evaluations"][-1]["successes"]["greedy"] = {"libero_spatial 0 official from 40": "1"}
+    experiment.with_name("table.json").write_text(json.dumps(stored))
+    table.main([str(experiment.with_name("table.json"))])
+    _, _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("| 1 | 0 → 0 of 1 |")
+    assert "| 0 → 1 of 1 | +100 points" in second
 
 
 def test_holms_correction():
