@@ -49,7 +49,7 @@ def write_report(run: StoredRun) -> Path:
             run=run,
             written=time.strftime("%Y-%m-%d %H:%M"),
             verdict=judge(run, evaluations),
-            changes=changes(run, evaluations),
+            tasks={task_id: changes(run, evaluations, task_id) for task_id in _task_ids(evaluations)},
             evaluations=evaluations,
             best=best_evaluation(evaluations) if evaluations else None,
             success=draw_success(evaluations, run.rows) if evaluations else None,
@@ -63,6 +63,12 @@ def write_report(run: StoredRun) -> Path:
     with replaced(page) as draft:
         draft.write_text(text, encoding="utf-8")  # as the page says
     return page
+
+
+def _task_ids(evaluations: Sequence[Evaluation]) -> list[int]:
+    """The tasks of a run, which have rows of their own if there are several."""
+    task_ids = {result.task_id for evaluation in evaluations for result in evaluation.episodes["student"]}
+    return sorted(task_ids) if len(task_ids) > 1 else []
 
 
 def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> list[Video]:
@@ -102,17 +108,11 @@ def update_report(folder: Path) -> None:
         log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
 
 
-def results_of(run: StoredRun) -> list[str]:
-    """The verdict, and the change of each rate over all tasks."""
-    evaluations = read_evaluations(run)
-    lines = [str(change) for change in changes(run, evaluations) if not change.label.startswith("task")]
-    return [judge(run, evaluations).sentence, *lines]
-
-
 def conclude(folder: Path) -> None:
     """At the end of a run, log its results, as far as they can be read, and where its report is."""
     try:
-        for line in results_of(read_run(folder)):
+        run = read_run(folder)
+        for line in judge(run, read_evaluations(run)).lines:
             log.info(line)
     except BadInput as problem:
         log.warning(problem)
@@ -130,7 +130,12 @@ class ReportArgs:
 def main(argv: Sequence[str]) -> None:
     """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
-    print(*results_of(run), f"assets: {run.description['looks']}", write_report(run), sep="\n")
+    print(
+        *judge(run, read_evaluations(run)).lines,
+        f"assets: {run.description['looks']}",
+        write_report(run),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":
