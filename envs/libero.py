@@ -8,7 +8,6 @@ done by `envs.libero_simulator`.
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -262,6 +261,8 @@ class LiberoEnv:
 
         Images (num_images, 256, 256, 3), upright; proprio (8,): hand position (m), axis-angle (rad), finger joints (m).
         """
+        from robosuite.utils.transform_utils import quat2axisangle
+
         raw = self._episode.raw
         start = self._episode.start
         variant = self._episode.variant
@@ -272,7 +273,7 @@ class LiberoEnv:
         # LIBERO renders upside down; the images of the training data were turned, too.
         images = np.stack([upright(frame) for frame in frames.values()])
         hand = raw["robot0_eef_pos"]
-        rotation = axis_angle(raw["robot0_eef_quat"])
+        rotation = quat2axisangle(raw["robot0_eef_quat"].copy())
         proprio = np.concatenate([hand, rotation, raw["robot0_gripper_qpos"]], dtype=np.float64)
         return Observation(images, proprio, self.instruction, state=self._true_state(hand))
 
@@ -291,15 +292,3 @@ class LiberoEnv:
 def upright(image: np.ndarray) -> np.ndarray:
     """Turn one frame (256, 256, 3) by 180 degrees: LIBERO delivers images upside down."""
     return np.ascontiguousarray(image[::-1, ::-1])
-
-
-def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """Rotation vector (3,) in rad of a quaternion (x, y, z, w).
-
-    q and -q are the same rotation but give different vectors, as in the training data.
-    """
-    w = min(max(float(quaternion[3]), -1.0), 1.0)
-    sin_half = math.sqrt(1.0 - w * w)
-    if math.isclose(sin_half, 0.0):
-        return np.zeros(3)
-    return quaternion[:3] * 2.0 * math.acos(w) / sin_half

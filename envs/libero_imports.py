@@ -93,13 +93,12 @@ def write_libero_config() -> Path:
         "assets": str(root / "assets"),
         "datasets": str(root / "../datasets"),
     }
-    content = json.dumps(config)  # every JSON file is a YAML file, too
     with reported_cache_errors(cache_dir()):
         # Every worker comes here, and after the first one there is nothing to write.
-        if not path.is_file() or path.read_text() != content:
+        if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             with replaced(path) as draft:
-                draft.write_text(content)
+                draft.write_text(json.dumps(config))  # every JSON file is a YAML file, too
     return folder
 
 

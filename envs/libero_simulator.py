@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,13 +21,13 @@ from envs import libero_pro
 from envs.env import IMAGE_SIZE, SimulatorFault
 from envs.gl_backend import render_device
 from envs.libero_imports import prepare_imports
-from envs.mujoco_warnings import check_stability, log_mujoco_warnings
 from envs.tasks import libero_root
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 SETTLING_STEPS = 10  # env steps: initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
@@ -119,8 +120,18 @@ class LiberoSimulator:
         """
         self.gate.cameras = tuple(cameras)
         observations, success = self._step(action)
-        check_stability(self.domain.sim.data._data)
+        self._check_stability()
         return observations, success
+
+    def _check_stability(self) -> None:
+        """Raise SimulatorFault if the simulation is unstable: MuJoCo resets a huge state, and only counts a warning."""
+        import mujoco
+
+        warnings = self.domain.sim.data._data.warning
+        kinds = mujoco.mjtWarning
+        for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC, kinds.mjWARN_BADCTRL):
+            if warnings[kind].number:
+                raise SimulatorFault(f"the simulation became unstable ({kind.name})")
 
     def settle(self, env_steps: int = SETTLING_STEPS) -> None:
         """Hold still while the objects come to rest. Raises SimulatorFault."""
@@ -204,8 +215,10 @@ def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
 def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
     """Build LIBERO's OffScreenRenderEnv of a task file. Raises BadInput if the task or the assets are wrong."""
     import libero.libero.envs.env_wrapper
+    import mujoco
 
-    log_mujoco_warnings()
+    # Otherwise MuJoCo writes its warnings to MUJOCO_LOG.TXT in the current folder.
+    mujoco.set_mju_user_warning(partial(log.warning, "mujoco: %s"))
     libero_pro.register_categories()
     libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
 

@@ -20,13 +20,12 @@ from envs.env import ChunkResult, Env, EnvSpec, Start, TaskInfo
 from envs.libero import LiberoEnv
 from envs.libero_imports import check_versions
 from envs.slot import EnvFactory, Prepare, SlotEnv
-from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker, is_stopped
+from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
 
 log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # for a reset, which may have to build the simulator
 STEP_TIMEOUT_S = 120.0  # for a chunk
 RECYCLE_AFTER = 2000  # a worker is replaced after so many episodes, because its memory may grow slowly
-QUIET_S = 30.0  # when no worker answers for so long, the log says so
 EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 
 Simulators = Literal["processes", "ray"]  # the values of --simulators
@@ -159,25 +158,14 @@ class Pool:
         deadline = min(worker.deadline for worker in at_work.values())
         if timeout_s is not None:
             deadline = min(deadline, time.monotonic() + timeout_s)
-        answered = self._wait(at_work, deadline)
+        waiting_s = max(0.0, deadline - time.monotonic())
+        answered = self._worker_class.wait(list(at_work.values()), waiting_s)
         now = time.monotonic() + EARLY_WAKING_S
         finished = [slot for slot, worker in at_work.items() if worker in answered or worker.deadline <= now]
         results = [(slot, self._receive(slot)) for slot in finished]
         for slot in finished:
             self._at_work[slot] = False
         return results
-
-    def _wait(self, at_work: dict[int, Worker], deadline: float) -> list[Worker]:
-        """The workers of `at_work` that have answered; waits for the first one until `deadline`."""
-        while True:
-            timeout_s = max(0.0, deadline - time.monotonic())
-            answered = self._worker_class.wait(list(at_work.values()), min(timeout_s, QUIET_S))
-            if answered or timeout_s <= QUIET_S:
-                return answered
-            processes = [worker.process for worker in at_work.values() if isinstance(worker, ProcessWorker)]
-            stopped = " ".join(str(process.pid) for process in processes if is_stopped(process.pid))
-            repair = f": processes are stopped, go on with: kill -CONT {stopped}" if stopped else ""
-            log.warning("no simulator has answered for %.0f s%s", QUIET_S, repair)
 
     def _receive(self, slot: int) -> ChunkResult:
         try:

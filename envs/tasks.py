@@ -48,12 +48,7 @@ class TaskFiles:
     @property
     def init_states_source(self) -> str:
         """Where the initial states come from, in words."""
-        if self.init_states is not None:
-            return str(self.init_states)
-        return (
-            f"caution: none are stored for {self.bddl}, so LIBERO's sampler places the objects, and success does not "
-            "compare with that from a benchmark's stored states (docs/OWN_TASKS.md says where they are looked for)"
-        )
+        return "LIBERO's sampler places the objects" if self.init_states is None else str(self.init_states)
 
 
 @cache
@@ -124,18 +119,13 @@ def bddl_task(bddl_file: str) -> TaskFiles:
     """The task of a user's BDDL file, with its stored initial states if there are any.
 
     They are in a file beside it, or where LIBERO and checkouts of LIBERO-PRO keep them: bddl_files/SUITE/NAME.bddl has
-    init_files/SUITE/NAME.pruned_init. If the BDDL file is a link, these places of the file that it leads to are tried,
-    too. Raises BadInput for a file that is no task.
+    init_files/SUITE/NAME.pruned_init. Raises BadInput for a file that is no task.
     """
     bddl = Path(bddl_file).absolute()
     instruction = read_instruction(bddl)
-    candidates = []
-    for path in (bddl, bddl.resolve()):
-        suite_folder = (
-            path.parents[2] / "init_files" / path.parent.name if len(path.parents) > 2 else path.parent
-        )
-        for folder in (path.parent, suite_folder):
-            candidates += [folder / f"{path.stem}.pruned_init", folder / f"{path.stem}.pruned_init.npz"]
+    folders = (bddl.parent, bddl.parent / "../../init_files" / bddl.parent.name)
+    names = (f"{bddl.stem}.pruned_init", f"{bddl.stem}.pruned_init.npz")
+    candidates = [(folder / name).resolve() for folder in folders for name in names]
     stored = next((candidate for candidate in candidates if candidate.is_file()), None)
     return TaskFiles(bddl.stem, instruction, bddl, stored)
 

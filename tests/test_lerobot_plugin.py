@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from contracts import BadInput, Observation
-from envs.libero import axis_angle, upright
+from envs.libero import upright
+from envs.libero_imports import prepare_imports
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
@@ -47,11 +48,14 @@ def raw_observations(count: int) -> dict:
 
 def observations_of(raw: dict) -> list[Observation]:
     """The same as the project's own env gives them."""
+    prepare_imports()
+    from robosuite.utils.transform_utils import quat2axisangle
+
     robot = raw["robot_state"]
     observations = []
     cameras = zip(raw["pixels"]["image"], raw["pixels"]["image2"], strict=True)
     for i, (agentview, wrist) in enumerate(cameras):
-        rotation = axis_angle(robot["eef"]["quat"][i])
+        rotation = quat2axisangle(robot["eef"]["quat"][i].copy())
         proprio = np.concatenate([robot["eef"]["pos"][i], rotation, robot["gripper"]["qpos"][i]])
         images = np.stack([upright(agentview), upright(wrist)])
         observations.append(Observation(images, proprio, INSTRUCTION))

@@ -11,7 +11,7 @@ import pytest
 from contracts import BadInput
 from envs.assets import find_pack, installed_official
 from envs.env import EnvSpec, Start
-from envs.libero import CAMERAS, LiberoEnv, axis_angle, task_files
+from envs.libero import CAMERAS, LiberoEnv, task_files
 from envs.libero_imports import prepare_imports
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.tasks import load_init_states
@@ -80,6 +80,8 @@ def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="
     of LIBERO's own cameras: of the first snapshot and of every `frames_every`-th (0: of none).
     """
     env = build_libero(suite, task_id, assets, frames_every > 0, seed)
+    from robosuite.utils.transform_utils import quat2axisangle
+
     if init_state is None:
         init_state = env.get_sim_state()
         init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)
@@ -92,7 +94,7 @@ def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="
             shutter.is_open = is_drawn
         raw, _, success, _ = env.step(action)
         images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if is_drawn else None
-        rotation = axis_angle(raw["robot0_eef_quat"])
+        rotation = quat2axisangle(raw["robot0_eef_quat"].copy())
         proprio = np.concatenate([raw["robot0_eef_pos"], rotation, raw["robot0_gripper_qpos"]])
         snapshots.append(Snapshot(state_of(env.env), proprio, images, bool(success)))
     env.close()

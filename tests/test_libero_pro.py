@@ -86,17 +86,9 @@ def checkout(tmp_path):
 def test_states_of_a_checkout_are_used(checkout):
     bddl, states = checkout
     assert bddl_task(str(bddl)).init_states == states
-    assert bddl_task(str(bddl)).init_states_source == str(states)
     for task_id in range(10):  # LIBERO's own files are kept in the same way
         files = suite_task("libero_10", task_id)
         assert bddl_task(str(files.bddl)).init_states == files.init_states
-
-
-def test_a_link_leads_to_the_states(checkout, tmp_path):
-    bddl, states = checkout
-    link = tmp_path / "link.bddl"
-    link.symlink_to(bddl)
-    assert bddl_task(str(link)).init_states == states
 
 
 def test_states_beside_the_file_come_first_and_may_be_numpys(checkout):
@@ -107,14 +99,6 @@ def test_states_beside_the_file_come_first_and_may_be_numpys(checkout):
     task = bddl_task(str(bddl))
     assert task.init_states == beside
     assert (load_init_states(beside) == table[:3]).all()
-
-
-def test_sampled_states_are_a_caution(checkout):
-    bddl, states = checkout
-    states.unlink()
-    task = bddl_task(str(bddl))
-    assert task.init_states is None
-    assert "caution" in task.init_states_source
 
 
 @pytest.mark.parametrize(

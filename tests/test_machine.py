@@ -9,8 +9,7 @@ from contracts import GIB
 from envs import machine
 from envs.machine import free_main_memory, usable_cores
 
-VERSION_1 = "5:memory:/job\n1:cpu,cpuacct:/job\n"
-VERSION_2 = "0::/slice/job\n"
+MEMBERSHIP = "0::/slice/job\n"
 
 
 @pytest.fixture
@@ -38,16 +37,14 @@ def limits(tmp_path, monkeypatch):
     ("membership", "files", "cores"),
     [
         ("", {}, 16),
-        (VERSION_2, {"slice/job/cpu.max": "max 100000\n"}, 16),
-        (VERSION_2, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
-        (VERSION_2, {"cpu.max": "250000 100000\n"}, 2),  # a container that sees only its own part of the path
-        (VERSION_2, {"cpu.max": "50000 100000\n"}, 1),
+        (MEMBERSHIP, {"slice/job/cpu.max": "max 100000\n"}, 16),
+        (MEMBERSHIP, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
         (
-            VERSION_1,
-            {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"},
-            16,
-        ),
-        (VERSION_1, {"cpu,cpuacct/cpu.cfs_quota_us": "800000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
+            MEMBERSHIP,
+            {"cpu.max": "250000 100000\n"},
+            2,
+        ),  # a container that sees only its own part of the path
+        (MEMBERSHIP, {"cpu.max": "50000 100000\n"}, 1),
     ],
 )
 def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership, files, cores):
@@ -59,24 +56,15 @@ def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership,
     ("membership", "files", "gib"),
     [
         ("", {}, 30),
-        (VERSION_2, {"slice/memory.max": "max", "slice/memory.current": "5"}, 30),
+        (MEMBERSHIP, {"slice/memory.max": "max", "slice/memory.current": "5"}, 30),
         (
-            VERSION_2,
+            MEMBERSHIP,
             {
                 "slice/memory.max": str(16 * GIB),
                 "slice/memory.current": str(10 * GIB),
                 "slice/memory.stat": f"anon 7\ninactive_file {3 * GIB}\n",
             },
             9,
-        ),
-        (
-            VERSION_1,
-            {
-                "memory/job/memory.limit_in_bytes": str(8 * GIB),
-                "memory/job/memory.usage_in_bytes": str(2 * GIB),
-                "memory/job/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
-            },
-            7,
         ),
     ],
 )

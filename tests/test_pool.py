@@ -1,16 +1,13 @@
 """The pool of envs: one contract for all kinds of workers, and every way in which a worker can fail."""
 
 import os
-import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs import pool as pool_module
 from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
 from envs.slot import SlotEnv
@@ -53,11 +50,6 @@ def run_chunk(pool, behaviour=WORK, slot=0, task_id=0):
 
 def worker_of(result):
     return int(result.observation.proprio[0])
-
-
-def child_processes():
-    listings = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for listing in listings for pid in listing.split()}
 
 
 # ------------------------------------------------------------------------------------------------------- the contract
@@ -161,34 +153,10 @@ def test_a_hung_worker_is_noticed_while_others_keep_the_pool_busy():
     assert errors[1] is None
 
 
-def test_a_stopped_worker_is_named_in_the_log_before_its_deadline(monkeypatch, caplog):
-    with worker_pool(num_envs=1) as pool:
-        worker = worker_of(run_chunk(pool))
-        monkeypatch.setattr(pool_module, "QUIET_S", 0.5)  # not before: the worker takes longer to start
-        os.kill(worker, signal.SIGSTOP)
-        pool.step(0, CHUNK)
-        assert pool.ready(timeout_s=0.9) == []
-        (line,) = caplog.messages
-        assert f"kill -CONT {worker}" in line
-        os.kill(worker, signal.SIGCONT)
-        assert only(pool.ready())[1].error is None
-
-
 def test_workers_are_recycled_between_episodes():
     with worker_pool(num_envs=1, recycle_after=2) as pool:
         workers = [worker_of(run_chunk(pool)) for _ in range(5)]
         assert workers[0] == workers[1] != workers[2] == workers[3] != workers[4]
-
-
-def test_no_worker_outlives_the_pool():
-    with worker_pool(2) as pool:
-        workers = [worker_of(run_chunk(pool, slot=slot)) for slot in (0, 1)]
-        pool.reset(0, 0, Start(HANG))
-        only(pool.ready())
-        pool.step(0, CHUNK)  # one is idle, one is at work
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
 
 
 # -------------------------------------------------------------------------------------------------- with a simulator
@@ -213,6 +181,7 @@ def play(pool, start_ids):
         start(slot)
     while sum(map(len, results.values())) < 3 * len(results):
         for slot, result in pool.ready():
+            assert result.error is None
             results[playing[slot]].append(result)
             if result.done:
                 start(slot)
@@ -243,16 +212,6 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     assert first.observation.prepared
     assert first.preprocess_s > 0
     assert first.observation.images.shape == (2, 64, 64, 3)
-
-
-def test_one_env_is_inline_and_more_are_processes_that_share_one_pack(monkeypatch, caplog):
-    monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
-    before = child_processes()
-    for num_envs, num_processes in ((1, 0), (2, 2)):
-        with make_pool(SPEC, num_envs) as pool:
-            assert len(child_processes() - before) == num_processes
-            assert os.path.isdir(pool.spec.assets)  # the parent has looked it up for all workers
-    assert caplog.messages == ["mujoco 3.3.5 differs"] * 2
 
 
 def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
