@@ -243,7 +243,7 @@ class _Player:
         with self.timed("infer"):
             batch_size = min(self.max_batch, len(self.waiting))
             size_that_fits, (decisions, actions) = shrink_until_it_fits(
-                self.policy.network, batch_size, self.decide, "rollout"
+                self.policy.network, batch_size, self.decide, learns=False
             )
             if size_that_fits < batch_size:
                 self.max_batch = size_that_fits

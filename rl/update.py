@@ -250,7 +250,7 @@ def accumulate_gradient(
         ]
 
     progress.micro_batch_size, statistics = shrink_until_it_fits(
-        learner.policy.network, progress.micro_batch_size, accumulate, "update"
+        learner.policy.network, progress.micro_batch_size, accumulate, learns=True
     )
     return statistics
 

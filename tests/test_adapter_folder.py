@@ -1,7 +1,6 @@
 """The folder of an adapter: what is in it, that peft reads it, and what is refused."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from contracts import BadInput
 from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
 from vla.adapter_folder import (
-    ADAPTER_PROPRIO_FILE,
     base_of_adapter,
     copy_into_network,
     read_adapter,
     write_adapter,
 )
 from vla.adapters import add_lora
-from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import ACTION_ROWS
 from vla.weights import read_tensors, write_tensors
 
@@ -168,39 +165,8 @@ def test_base_is_named_by_the_adapter(adapter_folder, small):
             base_of_adapter(adapter_folder)
 
 
-def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small, tmp_path):
-    ignored = shutil.ignore_patterns("proprio_projector*")
-    without_proprio = shutil.copytree(small, tmp_path / "without_proprio", ignore=ignored)
-    policy = load_policy(without_proprio)
-    with pytest.raises(BadInput, match=ADAPTER_PROPRIO_FILE):
-        policy.load_adapter(adapter_folder)
-
-
-# Run folders of openvla-oft: the adapter in lora_adapter/, all else beside it
-
-
-@pytest.fixture
-def run_folder(small_one_image, tmp_path) -> Path:
-    load_policy(small_one_image).save_adapter(tmp_path / "run" / "lora_adapter")
-    (tmp_path / "run" / "lora_adapter" / STATISTICS_FILE).unlink()
-    statistics = json.loads((small_one_image / STATISTICS_FILE).read_text())
-    of_run = {"libero_spatial_of_run": statistics["libero_spatial_no_noops"]}
-    (tmp_path / "run" / STATISTICS_FILE).write_text(json.dumps(of_run))
-    return tmp_path / "run"
-
-
-@pytest.mark.parametrize("folder", ["", "lora_adapter"])
-def test_statistics_beside_an_adapter_are_read(run_folder, folder):
-    policy = load_policy(run_folder / folder, unnorm_key="libero_spatial_of_run")
-    policy.save_adapter(run_folder / "copy")
-    assert (
-        load_policy(run_folder / "copy", unnorm_key="libero_spatial_of_run").unnorm_key == policy.unnorm_key
-    )
-
-
-@pytest.mark.parametrize("folder", ["", "lora_adapter"])
 @pytest.mark.parametrize("name", ["action_head--5000_checkpoint.pt", "proprio_projector--5000_checkpoint.pt"])
-def test_heads_beside_an_adapter_are_refused_by_name(run_folder, folder, name):
-    (run_folder / folder / name).touch()
+def test_heads_that_openvla_oft_trained_beside_an_adapter_are_refused_by_name(adapter_folder, name):
+    (adapter_folder.parent / name).touch()
     with pytest.raises(BadInput, match=name):
-        load_policy(run_folder)
+        load_policy(adapter_folder)

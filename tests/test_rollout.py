@@ -252,5 +252,5 @@ def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once(
     )
     assert "1 decisions at once" in caplog.messages[-1]
     policy.room = 0
-    with pytest.raises(BadInput, match="--max-batch 1"):
+    with pytest.raises(BadInput, match="--max-batch"):
         play(FakePool(lengths_script(10)), source=episodes(1), policy=policy)

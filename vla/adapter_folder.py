@@ -26,8 +26,6 @@ SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.js
 # Names of the language model's blocks and token head
 BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
-
-
 # Starts of plain LoRA. Others, such as pissa, change the base before training, so the adapter alone is not the policy.
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -85,10 +83,6 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
             raise BadInput(
                 f"checkpoint {checkpoint} holds all checkpoints of a run: name one, such as {checkpoints / 'best'}"
             )
-    # A run of openvla-oft that was not merged has its adapter in this folder, and what belongs to it beside the folder.
-    in_run_folder = folder / "lora_adapter"
-    if (in_run_folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
-        folder = in_run_folder
     base = base_of_adapter(folder)
     return (checkpoint, None) if base is None else (base, str(folder))
 
@@ -200,13 +194,8 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
     _copy_tensors(matrices, {**adapter.tensors, **absent}, adapter.folder / WEIGHTS_FILE)
     layers.refresh()
     path = adapter.folder / ADAPTER_PROPRIO_FILE
-    if not path.exists():
-        return
-    if network.proprio_projector is None:
-        raise BadInput(
-            f"{path}: this adapter was trained with proprio, this checkpoint has none: give the adapter's own base"
-        )
-    _copy_tensors(network.proprio_projector.state_dict(), read_tensors(path), path)
+    if network.proprio_projector is not None and path.exists():
+        _copy_tensors(network.proprio_projector.state_dict(), read_tensors(path), path)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ class CheckpointInfo:
     An adapter and demonstrations have folders of their own. Where several folders hold a part, the first counts:
 
         weights, heads, config    the checkpoint
-        statistics                the demonstrations, the adapter, the folder around the adapter, the checkpoint
+        statistics                the demonstrations, the adapter, the checkpoint
         looks                     the adapter and the checkpoint together
     """
 
@@ -84,7 +84,7 @@ def inspect_checkpoint(
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
     if adapter_folder is not None:
         _refuse_modules_of_adapter(Path(adapter_folder), folder)
-    statistics_folder = _statistics_folder(folder, adapter_folder, statistics)
+    statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
     adapter_looks = read_looks(Path(adapter_folder)) if adapter_folder else []
     return CheckpointInfo(
         weights_folder=folder,
@@ -124,12 +124,7 @@ def _module_file(folder: Path, module: str) -> Path | None:
     return paths[0] if paths else None
 
 
-def _statistics_folder(checkpoint: Path, adapter: str | None, statistics: str | None) -> Path:
-    """The first folder with dataset statistics: `statistics`, then `adapter`, the one around it, the checkpoint."""
-    folders = [Path(name) for name in (statistics, adapter) if name]
-    if adapter:  # a run folder of openvla-oft has the statistics beside the adapter's folder
-        folders.append(Path(adapter).resolve().parent)
-    for folder in folders:
-        if (folder / STATISTICS_FILE).is_file():
-            return folder
-    return checkpoint
+def _statistics_folder(*folders: str | Path | None) -> Path:
+    """The first of the folders that has dataset statistics, and the last if none has."""
+    existing = [Path(folder) for folder in folders if folder is not None]
+    return next((folder for folder in existing if (folder / STATISTICS_FILE).is_file()), existing[-1])

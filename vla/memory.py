@@ -33,27 +33,14 @@ MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps
 # 8 bits.
 GAPS_FACTOR = 1.2
 GAPS_FACTOR_OF_8_BITS = 1.4
-
-Work = Literal["rollout", "update", "supervised step"]
-# These texts name flags of the programs that do the work: a rollout is played by train_grpo.py and eval.py, an update
-# belongs to train_grpo.py, and a supervised step to workshop.sft.
-SMALLEST_PASS: dict[Work, str] = {
-    "rollout": "a decision with --max-batch 1",
-    "update": "an update with --micro-batch-size 1 and --gradient-checkpointing on",
-    "supervised step": "a pass of one frame",
-}
-FEWER_SIMULATORS = "lower --num-envs (simulators may render on the GPU)"
-MORE_MEMORY = "raise --memory-budget, close other programs on the GPU, or use a GPU with more memory"
-ADVICE: dict[Work, str] = {
-    "rollout": f"{FEWER_SIMULATORS}, {MORE_MEMORY}",
-    "update": f"{FEWER_SIMULATORS} or --lora-rank, {MORE_MEMORY}",
-    "supervised step": f"train fewer parameters (--lora-rank), {MORE_MEMORY}",
-}
-
 # The time of a pass: a part that grows with the micro-batch, and a part that does not.
 TIME_PER_SAMPLE = 0.8
 TIME_PER_PASS = 0.4
 FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
+ADVICE = (
+    "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, leave out "
+    "--gradient-checkpointing off, raise --memory-budget, close other programs on the GPU, or use a larger one"
+)
 
 
 class Plan(NamedTuple):
@@ -88,7 +75,6 @@ def plan_update(
     most_decisions: int,
     reserved_bytes: float = 0.0,
     instruction: str = MADE_UP_INSTRUCTION,
-    work: Work = "update",
     rollout: RolloutSize = NO_ROLLOUT,
 ) -> Plan:
     """Choose which blocks recompute their activations, and the micro-batch size where it is "auto", by measuring.
@@ -96,15 +82,13 @@ def plan_update(
     Sets the network's `recomputed_blocks` to the plan's, and with a frozen trunk the policy's `kept_on`.
     most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
     that other processes are going to use. instruction: one that the policy will get, because a large network is
-    compiled for the length of its prompt. work: what the passes are for, which decides the advice in an error. rollout:
-    the rollouts that updates learn from. Raises BadInput when nothing fits.
+    compiled for the length of its prompt. rollout: the rollouts that updates learn from. Raises BadInput when nothing
+    fits.
 
     A compiled network gets at least 2 decisions at a time, also where micro_batch_size is 1.
     """
     network = policy.network
     smallest = smallest_micro_batch(network)
-    if micro_batch_size != "auto":
-        micro_batch_size = max(micro_batch_size, smallest)
     most_decisions = max(most_decisions, smallest)
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
@@ -113,31 +97,35 @@ def plan_update(
             policy.kept_on = torch.device(
                 "cpu"
             )  # the states take no GPU memory that the flags give to other things
-        return Plan(most_decisions if micro_batch_size == "auto" else micro_batch_size, recomputed_blocks)
+        size = most_decisions if micro_batch_size == "auto" else max(micro_batch_size, smallest)
+        return Plan(size, recomputed_blocks)
     log.info(
         "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
     )
-    observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
-    needs = measure_needs(policy, observations[0])
+    (observation,) = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
+    needs = measure_needs(policy, observation)
     torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
-    advice = ADVICE[work]
     if gradient_checkpointing != "auto":
         needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
-    if gradient_checkpointing == "off":
-        advice = f"leave out --gradient-checkpointing off, {advice}"
-    sizes = range(smallest, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-    if sizes[0] > smallest:
-        advice = f"lower --micro-batch-size, {advice}"
+    if micro_batch_size == "auto":
+        sizes = list(range(smallest, most_decisions + 1))
+    else:
+        sizes = [max(micro_batch_size, smallest)]
     free_bytes = free_for_activations(policy, reserved_bytes)
-    plan = choose_plan(needs, free_bytes, sizes, advice)
+    plan = choose_plan(needs, free_bytes, sizes)
     if network.trained_blocks is not None:
-        kept_bytes = rollout.num_decisions * bytes_of_kept_states(policy, observations[0])
+        kept_bytes = rollout.num_decisions * bytes_of_kept_states(policy, observation)
         beside = plan_beside_kept_states(plan, needs, free_bytes - kept_bytes, sizes)
         in_main_memory = torch.device("cpu") if kept_bytes <= rollout.main_memory_bytes else None
         policy.kept_on = in_main_memory if beside is None else policy.device
         plan = beside or plan
     network.recomputed_blocks = plan.recomputed_blocks
     return plan
+
+
+def smallest_micro_batch(network: OpenVLAOFT) -> int:
+    """The smallest useful number of decisions of a learning pass: a compiled network computes a single one as two."""
+    return 2 if network.is_compiled else 1
 
 
 @torch.no_grad()
@@ -153,18 +141,13 @@ def plan_beside_kept_states(
     """The plan for what a rollout's states leave free on the GPU; None if they belong into main memory.
 
     That is where more blocks than in `plan` would be recomputed for them: fetching the states of a sample from main
-    memory takes 2 % of its update, recomputing a block of eight 6 %.
+    memory should take 2 % of its update, by the speed of the bus, and recomputing one of eight blocks takes 6 %.
     """
     try:
         beside = choose_plan(needs, free_bytes, micro_batch_sizes)
     except BadInput:
         return None
     return beside if beside.recomputed_blocks <= plan.recomputed_blocks else None
-
-
-def smallest_micro_batch(network: OpenVLAOFT) -> int:
-    """The smallest useful number of decisions of a learning pass: a compiled network computes a single one as two."""
-    return 2 if network.is_compiled else 1
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
@@ -216,19 +199,14 @@ def _bytes_per_sample(policy: Policy, observation: Observation) -> int:
     return peak // len(pair)
 
 
-def choose_plan(
-    needs: Sequence[MemoryNeed],
-    free_bytes: float,
-    micro_batch_sizes: Sequence[int],
-    advice: str = ADVICE["update"],
-) -> Plan:
+def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]) -> Plan:
     """Choose the fastest plan that fits.
 
     The time of a plan is estimated by a formula fitted to measurements on an H200. Between two measured numbers of
-    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput with the `advice` when no plan fits.
+    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput when no plan fits.
     """
     if not needs:
-        raise BadInput(f"out of GPU memory in one update of a single decision: {advice}")
+        raise BadInput(f"out of GPU memory in one update of a single decision: {ADVICE}")
     measured_blocks = [need.recomputed_blocks for need in needs]
     blocks = np.arange(measured_blocks[0], measured_blocks[-1] + 1)
     bytes_per_sample = np.interp(blocks, measured_blocks, [need.bytes for need in needs])
@@ -245,7 +223,7 @@ def choose_plan(
         raise BadInput(
             f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
             f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"left: {advice}"
+            f"left: {ADVICE}"
         )
     return min(plans)[1]
 
@@ -272,11 +250,12 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
 
 
 def shrink_until_it_fits(
-    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], work: Work
+    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], learns: bool
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
 
-    Raises BadInput when nothing smaller is left.
+    learns: whether it computes gradients. Raises BadInput when nothing smaller is left. Every update and rollout begins
+    with the full size again, because the memory may have been used by another program for a short time only.
     """
     while True:
         try:
@@ -284,25 +263,22 @@ def shrink_until_it_fits(
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        batch_size = shrink_batch(network, batch_size, reason, work)
+        batch_size = shrink_batch(network, batch_size, reason, learns)
 
 
-def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, work: Work) -> int:
+def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, learns: bool) -> int:
     """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
     That is half as many. Where a learning pass has the fewest already, all blocks recompute their activations from now
-    on. Raises BadInput when nothing smaller is left. reason: the message of the out-of-memory error.
-
-    Every update and rollout begins with the full size again, because the memory may have been used by another program
-    for a short time only.
+    on. reason: the message of the out-of-memory error.
     """
     torch.cuda.empty_cache()  # does nothing on a CPU
-    smallest = 1 if work == "rollout" else smallest_micro_batch(network)
+    smallest = smallest_micro_batch(network) if learns else 1
     if batch_size > smallest:
         half = max(batch_size // 2, smallest)
         log.warning("out of GPU memory (%s); the run goes on with %d decisions at once", reason, half)
         return half
-    if work != "rollout" and network.recompute_everything():
+    if learns and network.recompute_everything():
         log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         return batch_size
-    raise BadInput(f"out of GPU memory ({reason}) in {SMALLEST_PASS[work]}: {ADVICE[work]}")
+    raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {ADVICE}")

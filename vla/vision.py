@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vla.lean_imports import without_module
 from vla.network_config import NetworkConfig
-
-# timm imports wandb where it is installed, which takes two seconds and serves nothing here.
-with without_module("wandb"):
-    import timm
-    from timm.models.vision_transformer import VisionTransformer
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:

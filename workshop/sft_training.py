@@ -196,7 +196,7 @@ def plan_micro_batch(args: SftArgs, policy: Student) -> int:
     """How many frames of an optimizer step are computed at once. A whole small network tries all of them first."""
     if not isinstance(policy, Policy):
         return args.batch_size
-    return plan_update(policy, "auto", "auto", args.batch_size, work="supervised step").micro_batch_size
+    return plan_update(policy, "auto", "auto", args.batch_size).micro_batch_size
 
 
 def begin_training(args: SftArgs, policy: Student, scratch: Path, settings: dict[str, object]) -> Training:

@@ -111,9 +111,7 @@ def training_step(
             start += size
         return means
 
-    size_that_fits, means = shrink_until_it_fits(
-        policy.network, micro_batch_size, accumulate, "supervised step"
-    )
+    size_that_fits, means = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, learns=True)
     gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
     loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]
