@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 from configs.bounds import check_numbers
 from configs.sections import (
     CHANGEABLE,
-    LONGEST_NAME,
     EvaluationConfig,
     LossConfig,
     ModelConfig,
@@ -46,18 +45,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for section in vars(self).values():
             check_numbers(section)
-        check_task_ids(self.task)
         check_init_states(self.task)
-        check_groups(self.rollout, self.loss)
-        check_ratio_level(self.loss)
-        check_curriculum(self.rollout, self.task)
-        if "/" in self.run.name or len(self.run.name.encode()) > LONGEST_NAME:
-            raise BadInput(f"--name must have no '/' and at most {LONGEST_NAME} bytes, got {self.run.name!r}")
-
-
-def check_task_ids(task: TaskConfig) -> None:
-    if not task.task_ids or len(set(task.task_ids)) < len(task.task_ids):
-        raise BadInput(f"--task-ids must be one or more different task ids, got {task.task_ids}")
+        check_loss(self.loss, self.rollout)
+        if self.rollout.curriculum and len(self.task.task_ids) == 1:
+            raise BadInput("--curriculum chooses among tasks, and there is only one: give several --task-ids")
 
 
 def check_init_states(task: TaskConfig) -> None:
@@ -86,30 +77,17 @@ def check_init_states(task: TaskConfig) -> None:
         )
 
 
-def check_groups(rollout: RolloutConfig, loss: LossConfig) -> None:
-    lowest, highest = rollout.group_success_bounds
-    if lowest > highest:
-        raise BadInput(
-            f"--group-success-bounds must be LOWEST HIGHEST, got {lowest} {highest}: no group is within"
-        )
+def check_loss(loss: LossConfig, rollout: RolloutConfig) -> None:
     compares_episodes = loss.advantage == "group" or rollout.dynamic_sampling
     if compares_episodes and rollout.group_size < 2:
         raise BadInput(
             "--advantage group and --dynamic-sampling compare the episodes of a group: use --group-size 2 or more"
         )
-
-
-def check_ratio_level(loss: LossConfig) -> None:
     if loss.advantage != "absolute" and loss.ratio_level == "chunk":
         raise BadInput(
             f"--advantage {loss.advantage} can be negative, and clipping a chunk's mean ratio does not stop the "
             "probability of a single token from falling without bound: add --ratio-level token"
         )
-
-
-def check_curriculum(rollout: RolloutConfig, task: TaskConfig) -> None:
-    if rollout.curriculum and len(task.task_ids) == 1:
-        raise BadInput("--curriculum chooses among tasks, and there is only one: give several --task-ids")
 
 
 def changeable_on_resume() -> set[str]:
@@ -146,13 +124,9 @@ def config_from_json(stored: object) -> TrainConfig:
 
 def differing_fields(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[object, object]]:
     """The fields in which two configurations differ: name -> (value before, value after)."""
-    fields_before = _flat(before)
-    fields_after = _flat(after)
-    return {
-        name: (value, fields_after[name])
-        for name, value in fields_before.items()
-        if value != fields_after[name]
-    }
+    values_after = _flat(after)
+    pairs = {name: (value, values_after[name]) for name, value in _flat(before).items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _flat(config: TrainConfig) -> dict[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_numbers
 from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
@@ -37,7 +39,7 @@ class EvalConfig:
     # suites: libero_90, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are named after
     # these four: libero_spatial_swap (also _lan, _task, _object), libero_spatial_camera (also _robot, _language,
     # and _noise) and libero_spatial_plus (all four).
-    task_suite: tuple[str, ...] = ("libero_spatial",)
+    task_suite: Annotated[tuple[str, ...], Field(min_length=1)] = ("libero_spatial",)
     # Task ids within each suite (None: all).
     task_ids: Annotated[tuple[NonNegativeInt, ...] | None, TaskIds] = None
     # Episodes of each task in each mode, each from another initial state; fewer if there are not so many states.
@@ -70,13 +72,13 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for section in (self, self.model, self.simulator):
             check_numbers(section)
-        if not self.task_suite:
-            raise BadInput("--task-suite names no suite")
         if self.out is not None and not self.out.endswith(".json"):
             # Pictures and videos are named after the results file, with other endings.
             raise BadInput(f"--out {self.out}: results are a JSON file: give a name that ends in .json")
-        if self.simulator.bddl_file is not None:
-            check_bddl_file(self)
+        if self.simulator.bddl_file is not None and (
+            len(self.suites) > 1 or self.task_ids not in (None, (0,))
+        ):
+            raise BadInput("--bddl-file names one task: give one --task-suite and no --task-ids")
         if self.protocol is not None:
             check_protocol(self)
         if self.temperature is not None and not self.samples:
@@ -107,25 +109,17 @@ class EvalConfig:
         return tuple(dict.fromkeys(suites))
 
 
-def check_bddl_file(config: EvalConfig) -> None:
-    if len(config.suites) > 1 or config.task_ids not in (None, (0,)):
-        raise BadInput("--bddl-file names one task: give one --task-suite and no --task-ids")
-
-
 def check_protocol(config: EvalConfig) -> None:
     """Raise BadInput if a flag contradicts the published protocol, which fixes all that changes the result."""
-    is_changed = {
-        "--trials": config.trials != EvalConfig.trials,
-        "--first-init-state": config.first_init_state != EvalConfig.first_init_state,
-        "--init-states": config.init_states != EvalConfig.init_states,
-        "--temperature": config.temperature is not None,
-        "--task-ids": config.task_ids is not None,
-        "--max-env-steps": config.simulator.max_env_steps is not None,
-        "--bddl-file": config.simulator.bddl_file is not None,
-        "--mode": config.mode not in (None, ("greedy",), ("l1",)),
-    }
-    flags = ", ".join(flag for flag in is_changed if is_changed[flag])
-    if flags:
+    fixed = ("trials", "first_init_state", "init_states", "temperature", "task_ids")
+    changed = [name for name in fixed if getattr(config, name) != getattr(EvalConfig, name)]
+    changed += [
+        name for name in ("max_env_steps", "bddl_file") if getattr(config.simulator, name) is not None
+    ]
+    if config.mode not in (None, ("greedy",), ("l1",)):
+        changed.append("mode")
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise BadInput(
             f"--protocol libero plays all tasks of a suite greedily from 50 initial states each: leave out {flags}"
         )

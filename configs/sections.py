@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
+from pydantic import Field
 
 from configs.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Share
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
-LONGEST_NAME = 64  # bytes of --name; file systems allow 255 for a run folder, whose name has further parts
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
 # in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
 # setting would give other results than a run that was never stopped.
@@ -30,7 +30,7 @@ class TaskConfig:
     # for LIBERO-Plus's variants (docs/PUBLISHED_ROBUSTNESS.md).
     task_suite: str = "libero_spatial"
     # Task ids within the suite; several ids train one policy on all of them.
-    task_ids: Annotated[tuple[NonNegativeInt, ...], TaskIds] = (0,)
+    task_ids: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1), TaskIds] = (0,)
     # Initial states of training. fresh: LIBERO's placement sampler draws a new one for every group, and all of the
     # benchmark's are held out. Or those of the benchmark that training may use: FIRST END, without END itself.
     train_init_states: tuple[NonNegativeInt, NonNegativeInt] | Literal["fresh"] = "fresh"
@@ -219,7 +219,7 @@ class RunConfig:
     """Where the run is stored, how it is watched, when it stops, and how many GPUs it uses."""
 
     # Last part of the run folder's name.
-    name: str = "run"
+    name: Annotated[str, Field(max_length=64, pattern="^[^/]*$")] = "run"
     # Folder that holds the run folders.
     output: str = "runs"
     # Seed of all random numbers.

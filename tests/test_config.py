@@ -21,7 +21,6 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
     ("settings", "flag"),
     [
         ({"task_ids": ()}, "--task-ids"),
-        ({"task_ids": (1, 2, 1)}, "--task-ids"),
         ({"eval_init_states": (50, 40)}, "--eval-init-states"),
         ({"train_init_states": (40, 40)}, "--train-init-states"),
         ({"advantage": "gae", "ratio_level": "chunk"}, "--ratio-level token"),
@@ -30,7 +29,6 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"advantage": "group"}, "--group-size"),
         ({"name": "runs/mine"}, "--name"),
         ({"name": "mine" * 50}, "--name"),
-        ({"group_success_bounds": (0.9, 0.1)}, "--group-success-bounds"),
         # numbers out of their bounds
         ({"warmup_steps": -1}, "--warmup-steps"),
         ({"temperature": 0.0}, "--temperature"),
