@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import logging
 import math
 import os
 import time
@@ -25,10 +24,7 @@ from experiment.terminal import log_to_file
 from experiment.wandb_log import WandbLog
 from rl.ranks import ALONE, Ranks
 
-log = logging.getLogger(__name__)
-
 LOCK_FILE = ".lock"
-MOST_IDS_IN_NAME = 50  # task ids in the name of a run folder
 
 
 class Run:
@@ -128,8 +124,7 @@ def _create_folder(config: TrainConfig) -> Path:
     output = Path(config.run.output)
     output.mkdir(parents=True, exist_ok=True)
     task_ids = config.task.task_ids
-    # The ids of all 90 tasks of libero_90 would make a name longer than file systems allow.
-    tasks = "-".join(map(str, task_ids)) if len(task_ids) <= MOST_IDS_IN_NAME else f"{len(task_ids)}_tasks"
+    tasks = "-".join(map(str, task_ids)) if len(task_ids) <= 10 else f"{len(task_ids)}_tasks"
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
     for attempt in itertools.count(1):  # two runs may start within one second
         folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
@@ -171,20 +166,9 @@ def reopen_run(
         description["resume_argv"] = [*description.get("resume_argv", []), list(argv)]
         write_json(folder / CONFIG_FILE, description)
         log_to_file(folder / LOG_FILE)
-        _cut_metrics(folder / METRICS_FILE, metrics_bytes)
+        metrics_file = folder / METRICS_FILE
+        os.truncate(metrics_file, min(metrics_bytes, metrics_file.stat().st_size))
     return Run(folder, config, ranks, wandb_id, lock)
-
-
-def _cut_metrics(path: Path, length: int) -> None:
-    """Cut metrics.jsonl to the length that it had at a checkpoint; warn if it is shorter, and drop half a record."""
-    with path.open("ab+") as file:
-        file.seek(0)
-        end = file.read(length).rfind(b"\n") + 1
-        file.truncate(end)
-    if end < length:
-        log.warning(
-            "%s lost records: %d bytes at the checkpoint, %d now; the report lacks them", path, length, end
-        )
 
 
 def write_and_flush(descriptor: int, data: bytes) -> None:

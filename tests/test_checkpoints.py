@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts import BadInput, resolve_pointer
+from contracts import BadInput
 from experiment.checkpoints import (
     TRAINER_FILE,
     TrainerState,
@@ -82,15 +82,6 @@ def test_everything_comes_back(checkpoints, learner):
     assert_same_parameters(learner, other)
 
 
-def test_a_checkpoint_without_a_count_of_updates_without_signal_has_none(checkpoints, learner):
-    """As older versions of the program wrote it."""
-    folder = save(checkpoints, learner, 1)
-    stored = torch.load(folder / TRAINER_FILE)
-    del stored["state"]["updates_without_signal"]
-    torch.save(stored, folder / TRAINER_FILE)
-    assert load_checkpoint(folder, untrained()).updates_without_signal == 0
-
-
 def test_the_pointer_moves_only_after_everything_is_on_the_disk(monkeypatch, checkpoints, learner):
     order = []
     fsync = os.fsync
@@ -121,15 +112,6 @@ def test_a_missing_checkpoint_is_named_with_the_steps_that_are_there(checkpoints
         latest_checkpoint(checkpoints.parent)
 
 
-def test_the_newest_by_their_number_are_kept_and_the_best_always(checkpoints, learner):
-    save(checkpoints, learner, 8)
-    mark_best(checkpoints, learner, TrainerState(global_step=8, best_score=0.9), {})
-    for step in (9, 10, 100):
-        save(checkpoints, learner, step, keep=2)
-    assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_10", "step_100", "step_8"]
-    assert resolve_pointer(checkpoints / "best").name == "step_8"
-
-
 def test_what_was_just_written_latest_and_best_are_kept_whatever_other_steps_there_are(checkpoints, learner):
     """After going back to an earlier checkpoint; steps above the present one are an abandoned branch."""
     for step in (8, 16, 500, 1000):
@@ -149,23 +131,22 @@ class Payload:
         return (os.abort, ())
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "missing", "fields", "list", "code"])
-def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, damage):
+@pytest.mark.parametrize("content", [{"state": {"no_such_field": 1}}, [1, 2, 3], {"state": Payload()}])
+def test_foreign_trainer_files_are_refused_in_one_line(checkpoints, learner, content):
     folder = save(checkpoints, learner, 1)
     path = folder / TRAINER_FILE
-    if damage == "cut":
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-    elif damage == "text":
-        path.write_text("not a checkpoint")
-    elif damage == "missing":
-        path.unlink()
-    elif damage == "fields":
-        torch.save({"state": {"no_such_field": 1}}, path)
-    elif damage == "list":
-        torch.save([1, 2, 3], path)
-    else:
-        torch.save({"state": Payload()}, path)
+    torch.save(content, path)
+    with pytest.raises(BadInput, match=str(path)):
+        load_checkpoint(folder, untrained())
+
+
+def test_a_trainer_file_that_was_cut_or_is_missing_is_refused_in_one_line(checkpoints, learner):
+    folder = save(checkpoints, learner, 1)
+    path = folder / TRAINER_FILE
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=str(path)):
+        load_checkpoint(folder, untrained())
+    path.unlink()
     with pytest.raises(BadInput, match=str(path)):
         load_checkpoint(folder, untrained())
 
