@@ -72,19 +72,9 @@ PANELS = (
         {"train/entropy": "entropy"},
     ),
     Panel(
-        "Gradient norm",
-        "Before clipping. Good: of the same order throughout, and no skipped steps.",
-        {"train/grad_norm": "norm", "train/skipped_steps": "skipped steps"},
-    ),
-    Panel(
         "Wall time",
         "Seconds of each update and its rollout, and of evaluations.",
         {"rollout/time_s": "rollout", "time/update": "update", "time/eval": "evaluation"},
-    ),
-    Panel(
-        "Memory",
-        "In GiB. Good: constant after the first updates.",
-        {"system/gpu_mem_gb": "GPU, peak", "system/ram_gb": "main memory"},
     ),
 )
 

@@ -77,7 +77,7 @@ class EpisodeResult:
     seconds: float  # wall time, including the wait for the policy
     entropy: (
         float | None
-    )  # mean of -log p of the sampled tokens, which estimates it; None where none were sampled
+    )  # estimated by the mean of -log p of the sampled tokens; None where none were sampled
     error: str | None  # a simulator fault after which the episode was played again
     video: str | None  # its file in the folder of videos
 
@@ -146,10 +146,6 @@ class Filming:
 NO_VIDEOS = Filming()
 
 
-def ignore(result: EpisodeResult) -> None:
-    """The default of `on_result`."""
-
-
 def evaluate(
     policy: Policy,
     pool: Pool,
@@ -159,7 +155,7 @@ def evaluate(
     max_batch: int | None = None,
     filming: Filming = NO_VIDEOS,
     ranks: Ranks = ALONE,
-    on_result: Callable[[EpisodeResult], None] = ignore,
+    on_result: Callable[[EpisodeResult], None] | None = None,
 ) -> list[EpisodeResult]:
     """Play each episode once. Every rank plays a part of them; all ranks get all results, in the order of `keys`.
 
@@ -169,9 +165,8 @@ def evaluate(
     keys_by_episode = {key.episode: key for key in keys}
     num_of_rank = len(keys[ranks.rank :: ranks.size])
     recorded = filming.recorded(keys)
-    with show_progress(
-        f"evaluation of the {player.actor}, {player.name}", num_of_rank, "episodes", ranks.is_main
-    ) as activity:
+    name = f"{player.actor}, {player.name}"
+    with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
         recorder = _Recorder(policy.action_dim, keys_by_episode, player, filming, activity, on_result)
         play_episodes(
             policy,
@@ -197,7 +192,7 @@ class _Recorder:
     player: Player
     filming: Filming
     activity: Activity
-    on_result: Callable[[EpisodeResult], None]
+    on_result: Callable[[EpisodeResult], None] | None
     results: list[EpisodeResult] = field(default_factory=list)
 
     def add(self, trajectory: Trajectory) -> None:
@@ -217,7 +212,8 @@ class _Recorder:
         )
         self.results.append(result)
         self.activity.count_episode(result.success)
-        self.on_result(result)
+        if self.on_result is not None:
+            self.on_result(result)
 
     def save_video(self, key: EpisodeKey, trajectory: Trajectory) -> str | None:
         """Write the video of a filmed episode; return its name, or None if there is none or it cannot be written."""

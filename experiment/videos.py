@@ -15,20 +15,14 @@ def video_folder(run_folder: Path, env_steps: int) -> Path:
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """Write frames (H, W, 3) uint8, one per env step, as H.264.
-
-    Raises ImportError, which says what to install, when the plugin that writes videos is missing.
-    """
+    """Write frames (H, W, 3) uint8, one per env step, as H.264."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        # Without a named format imageio may choose another writer, which does not know these options.
-        imageio.mimwrite(  # type: ignore[call-overload]  # its type is a list, but every sequence works
-            path,
-            frames,
-            format="FFMPEG",
-            fps=FRAMES_PER_SECOND,
-            macro_block_size=16,
-            ffmpeg_log_level="error",
-        )
-    except ImportError as error:
-        raise ImportError("imageio has no ffmpeg plugin; run: pip install imageio-ffmpeg") from error
+    # Without a named format imageio may choose another writer, which does not know these options.
+    imageio.mimwrite(  # type: ignore[call-overload]  # its type is a list, but every sequence works
+        path,
+        frames,
+        format="FFMPEG",
+        fps=FRAMES_PER_SECOND,
+        macro_block_size=16,
+        ffmpeg_log_level="error",
+    )

@@ -94,4 +94,4 @@ def test_every_panel_is_drawn_of_which_something_was_recorded():
     rows = [update(step, 0, **dict.fromkeys(metrics, step)) for step in (100, 200)]
     assert [panel for panel, _ in draw_panels(rows)] == list(PANELS)
     titles = [panel.title for panel, _ in draw_panels(ROWS[:2])]
-    assert titles == ["Training rollouts", "Agreement with the teacher", "Gradient norm", "Wall time"]
+    assert titles == ["Training rollouts", "Agreement with the teacher", "Wall time"]

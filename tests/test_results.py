@@ -12,7 +12,6 @@ from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.env import TaskInfo
-from envs.tasks import suite_task
 from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_missing, task_keys
 from experiment.evaluator import EpisodeKey, Player
 from experiment.results import (
@@ -21,7 +20,6 @@ from experiment.results import (
     check_comparable,
     open_results,
     read_results,
-    settings_of,
     write_results,
 )
 from experiment.results_table import comparison_table, parts_of, results_table
@@ -109,23 +107,6 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
     assert modes_of(tmp_path) == ["greedy"]
     with pytest.raises(BadInput, match=f"--checkpoint {small}"):
         modes_of(tmp_path, "l1")
-
-
-def test_other_stored_states_of_ones_own_task_are_other_settings(small, tmp_path):
-    bddl_file = tmp_path / "own.bddl"
-    bddl_file.write_text(suite_task("libero_goal", 7).bddl.read_text())
-    simulator = SimulatorConfig(assets="lowpoly", bddl_file=str(bddl_file))
-    policy = load_policy(small)
-
-    def hash_of_states() -> str | None:
-        return settings_of(ModelConfig(str(small)), simulator, policy, 0).init_states_sha256
-
-    hashes = [hash_of_states()]
-    for content in (b"some states", b"others"):
-        (tmp_path / "own.pruned_init").write_bytes(content)
-        hashes.append(hash_of_states())
-    assert hashes[0] is None
-    assert len(set(hashes)) == 3
 
 
 # the results file

@@ -2,15 +2,12 @@
 
 import json
 import signal
-import sys
 
 import pytest
 
 import eval as eval_program
 import experiment.checkpoint_evaluation
-from configs.eval_config import EvalConfig
 from configs.presets import TINY_CHECKPOINT
-from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.tasks import libero_root
 from experiment.policies import weights_fingerprint
@@ -109,31 +106,6 @@ def test_a_checkpoint_to_compare_with_that_does_not_exist_is_refused_before_the_
     with pytest.raises(BadInput, match="none: no such folder"):
         eval_program.main([*flags, *compared])
     assert not (tmp_path / "r.json").exists()
-
-
-def test_an_interrupted_comparison_goes_on_under_the_name_of_its_first_results(
-    flags, checkpoint, tmp_path, monkeypatch, capsys
-):
-    def interrupt_the_second(config, policy, missing, file):
-        if file.path.name == "r.json":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(experiment.checkpoint_evaluation, "play_suite", interrupt_the_second)
-    out = str(tmp_path / "r.json")
-    with pytest.raises(KeyboardInterrupt):
-        eval_program.main([*flags, "--task-id", "0", "--out", out, "--compare-with", checkpoint])
-    assert f"--out {out}\n" in capsys.readouterr().out
-
-
-def test_the_calling_scripts_flags_are_not_stored_as_those_of_an_evaluation(
-    checkpoint, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(experiment.checkpoint_evaluation, "play_suite", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["sweep.py", "--grid", "large"])
-    out = tmp_path / "r.json"
-    model = ModelConfig(checkpoint=checkpoint, device="cpu")
-    eval_program.evaluate(EvalConfig(model, task_ids=(0,), trials=1, out=str(out)))
-    assert stored(out)["provenance"]["argv"] == []
 
 
 def test_all_suites_are_played_by_the_same_weights(flags, checkpoint, tmp_path, monkeypatch):
