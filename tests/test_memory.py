@@ -95,11 +95,6 @@ def test_a_compiled_network_learns_from_two_decisions_at_least(policy, checkpoin
     assert shrink_batch(policy.network, 3, "full", learns=False) == 1
 
 
-def test_what_other_processes_are_going_to_take_is_left_to_them(policy):
-    with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
-        plan_update(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
-
-
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
     policy.device = torch.device("cpu")
     assert plan_update(policy, "auto", "auto", 4) == (4, 0)
@@ -181,35 +176,6 @@ def test_on_a_4090_the_plan_leaves_the_simulators_their_share(
     plan = Card(23.6, other_programs_gib).plan(monkeypatch, budget_gib, num_envs)
     assert most_gib(plan) + other_programs_gib + num_envs * 0.55 <= 23.6
     assert plan == Card(23.6, other_programs_gib).plan(monkeypatch, None, num_envs)
-
-
-def test_more_simulators_leave_less_for_activations_until_no_plan_fits(monkeypatch):
-    plans = [Card(23.6).plan(monkeypatch, 24, num_envs) for num_envs in (1, 4, 8, 10)]
-    assert sorted(map(most_gib, plans), reverse=True) == list(map(most_gib, plans))
-    with pytest.raises(BadInput, match="--num-envs"):
-        Card(23.6).plan(monkeypatch, 24, num_envs=15)
-
-
-def test_ballast_on_a_large_gpu_gives_the_plan_of_the_smaller_card(monkeypatch):
-    ballast = Card(79.2, other_programs_gib=79.2 - 23.6)
-    assert ballast.plan(monkeypatch, 24, num_envs=8) == Card(23.6).plan(monkeypatch, 24, num_envs=8)
-
-
-@pytest.mark.parametrize(
-    ("total_gib", "budget_gib", "num_envs", "plan"),
-    [
-        (79.2, 18, 8, (3, 81)),
-        (79.2, 24, 1, (3, 50)),
-        (79.2, 24, 8, (3, 50)),
-        (79.2, 48, 8, (10, 0)),
-        (79.2, None, 8, (18, 0)),
-        (139.8, 80, 8, (20, 0)),
-        (23.6, 23, 8, (4, 80)),
-        (23.6, None, 8, (4, 80)),
-    ],
-)
-def test_plans_are_as_before_budgets_could_name_a_card(monkeypatch, total_gib, budget_gib, num_envs, plan):
-    assert Card(total_gib).plan(monkeypatch, budget_gib, num_envs) == plan
 
 
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():

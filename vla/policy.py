@@ -242,9 +242,6 @@ class Policy:
         """The teacher's decisions.
 
         kept: this policy's, see `chunk_logits`. Its frozen trunk is the teacher's, too, unless that is another network.
-
-        The two are the same unless the teacher's statistics differ: then its tokens mean other actions, and are
-        replaced by this policy's tokens for the nearest actions.
         """
         with self.teacher() as teacher:
             if teacher is self:
@@ -262,32 +259,27 @@ class Policy:
 
     def use_teacher(self, teacher: Policy) -> None:
         """Make another policy the teacher. Raises BadInput unless its inputs and tokens mean the same."""
-        if _interface(self) != _interface(teacher) or not same_statistics(
-            self.statistics, teacher.statistics
-        ):
-            raise BadInput(
-                "the teacher reads or decides something else, or its statistics are not the student's"
-            )
+        is_of_same_kind = _interface(self) == _interface(teacher)
+        if not (is_of_same_kind and same_statistics(self.statistics, teacher.statistics)):
+            raise BadInput("the teacher reads or decides something else, or has other statistics")
         self._teacher = SecondNetwork(teacher)
 
     def use_teacher_adapter(self, folder: str) -> bool:
         """Make this policy with a trained adapter's values the teacher, on the same frozen weights.
 
-        Returns False, and does nothing, when the adapter has another base, rank, alpha or other statistics.
+        Returns False, and does nothing, when the adapter has another base, rank, alpha or other statistics, or changes
+        this policy's frozen trunk.
         """
         adapter = read_adapter(Path(folder))
         layers = self.network.adapters
-        expected = (self.base_fingerprint, layers.rank, layers.alpha)
-        if (adapter.base_fingerprint, adapter.rank, adapter.alpha) != expected:
+        of_policy = (self.base_fingerprint, layers.rank, layers.alpha)
+        of_adapter = (adapter.base_fingerprint, adapter.rank, adapter.alpha)
+        is_below_top = not adapter.tensors.keys() <= layers.named_matrices().keys()
+        info = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder)
+        statistics = info.statistics.get(self.unnorm_key)
+        if of_adapter != of_policy or is_below_top or statistics is None:
             return False
-        if (
-            not adapter.tensors.keys() <= layers.named_matrices().keys()
-        ):  # it has trained this policy's frozen trunk
-            return False
-        statistics = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder).statistics.get(
-            self.unnorm_key
-        )
-        if statistics is None or not same_statistics(self.statistics, statistics):
+        if not same_statistics(self.statistics, statistics):
             return False
         parameters: list[Tensor] = [parameter for _, parameter in self._trainable]
         students_values = [parameter.detach().clone() for parameter in parameters]
@@ -365,9 +357,7 @@ class Policy:
         ]
         if network.trained_blocks is not None:
             place = "nowhere" if self.kept_on is None else f"on {self.kept_on}"
-            text = (
-                f"frozen below the last {network.trained_blocks} blocks; its hidden states are kept {place}"
-            )
+            text = f"frozen below the last {network.trained_blocks} blocks, its states are kept {place}"
             rows.append(("trunk", text))
         return [*rows, ("recorded", ", ".join(first_passes))] if first_passes else rows
 
