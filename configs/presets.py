@@ -56,7 +56,6 @@ _RL = changed(
     batch_size=2_048,
     lr=1e-4,
     desired_kl=None,
-    target_kl=None,
     eval_interval=640_000,
 )
 
@@ -81,7 +80,6 @@ _GUIDE = changed(
     lr=1e-6,
     warmup_lr=1e-6,
     desired_kl=None,
-    target_kl=None,
     eval_interval=5_000,
 )
 
@@ -115,7 +113,6 @@ PRESETS: dict[str, TrainConfig] = {
         n_epochs=2,
         batch_size=4,
         lr=2e-4,
-        target_kl=None,
         eval_interval=64,
         allow_zero_baseline=True,
         wandb_mode="disabled",

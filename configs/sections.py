@@ -185,8 +185,6 @@ class UpdateConfig:
     weight_decay: NonNegativeFloat = 0.01
     # Largest L2 norm of the gradient. A larger one is scaled down to it; above 1000 times this the step is skipped.
     max_grad_norm: PositiveFloat = 1.0
-    # End an update after an epoch whose mean approximate KL, in nats per token, exceeds this (None: never).
-    target_kl: PositiveFloat | None = 0.1
     # Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank).
     lora_rank: PositiveInt = 16
     # Blocks with adapters, counted from the end of the language model; the token head has one, too. What is below them

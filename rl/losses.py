@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.sections import LossConfig
+from rl.optimizer import Statistics
 from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN
 
 # Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
 LOGRATIO_LIMIT = 5.0
 DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most this (Ye et al. 2020)
-
-# Sums over the decisions of a micro-batch (maxima where the name ends in _max), on the policy's device, detached.
-Statistics = dict[str, Tensor]
 
 
 def distillation_loss(logits: Tensor, micro_batch: Batch) -> tuple[Tensor, Statistics]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from rl.optimizer import ADAM_EPS
 from rl.randomness import torch_generator
 from vla.model import OpenVLAOFT
 from vla.policy import Policy
@@ -35,6 +34,7 @@ LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
 FIRST_RATIO_LIMITS = {"chunk": 0.05, "token": 0.2}
 # The gain, in nats, that the gradient predicts for a trial step: small, but larger than bfloat16's noise.
 PROMISED_GAIN = 0.2
+ADAM_EPS = 1e-8  # torch's default
 # Limits of measured gain / predicted gain. Measured were 0.90 to 1.06 with networks of width 32 and more, and 0.4 or
 # less where rounding swallowed what the adapters add.
 GAIN_LIMITS = (0.6, 1.6)
@@ -145,8 +145,11 @@ def check_first_ratios(statistics: Mapping[str, float]) -> dict[str, float]:
     """Check the mean |ratio - 1| of an update's first minibatch, of chunks and of tokens. Raises SelfCheckError.
 
     No optimizer step was taken since the rollout, so the policy is the one that acted, and every ratio should be 1.
-    Returns the metrics train/first_ratio_error and train/first_token_ratio_error.
+    Returns the metrics train/first_ratio_error and train/first_token_ratio_error; none in the warmup, which has no
+    ratios.
     """
+    if "chunk_ratio_error" not in statistics:
+        return {}
     metrics: dict[str, float] = {}
     for level, metric in (("chunk", "first_ratio_error"), ("token", "first_token_ratio_error")):
         error = statistics[f"{level}_ratio_error"] / statistics["decisions"]

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig
-from configs.sections import UpdateConfig
-from rl import losses
+from configs.sections import LossConfig, UpdateConfig
 from rl.critic import Critic
-from rl.optimizer import follow_kl, optimizer_step, rl_learning_rate
+from rl.losses import distillation_loss, policy_advantages, ppo_loss
+from rl.optimizer import (
+    Statistics,
+    accumulate_gradient,
+    follow_kl,
+    optimizer_step,
+    rl_learning_rate,
+)
 from rl.phases import Phase, PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
@@ -29,18 +36,18 @@ from rl.trajectory import Batch
 from rl.update_metrics import (
     check_skipped_steps,
     check_steps_taken,
-    drifted_too_far,
     mean_statistics,
     merge,
     step_metrics,
     student_kl,
     sum_statistics,
 )
-from vla.memory import shrink_until_it_fits
-from vla.pass_sizes import pass_sizes
 
 if TYPE_CHECKING:
     from vla.policy import Policy
+
+# Of some rows -> their loss, summed, (), and statistics.
+Loss = Callable[[Batch], tuple[Tensor, Statistics]]
 
 SAMPLE_SIZE = 256  # decisions of the whole rollout, active or not, on which an update is measured at its end
 
@@ -73,9 +80,7 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
     # L2 norms before clipping, of all optimizer steps; NaN where one was skipped.
     gradient_norms: list[float] = field(default_factory=list)
-    metrics: dict[str, float] = field(
-        default_factory=dict
-    )  # those of the first minibatch's ratios; not in the warmup
+    first_ratios: dict[str, float] = field(default_factory=dict)  # metrics; none in the warmup
 
 
 def update(
@@ -94,65 +99,97 @@ def update(
     started = time.perf_counter()
     optimizer = learner.optimizer
     settings = config.update
+    loss = choose_loss(learner.policy, phase, config)
     optimizer.param_groups[0]["lr"] = learning_rate(optimizer, settings, phase)
-    active = rows_that_learn(batch, phase, config)
+    active = rows_that_learn(batch, phase, config.loss)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
     progress = Progress(int(settings.micro_batch_size))
     for epoch in range(number_of_epochs(settings, phase)):
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
         minibatches = draw_minibatches(batch, active, settings.batch_size, generator)
-        epoch_sums = run_epoch(learner, minibatches, progress, phase, config, on_decisions)
+        run_epoch(learner, minibatches, loss, settings.max_grad_norm, progress, on_decisions)
         check_skipped_steps(progress.gradient_norms, update_index)
-        if drifted_too_far(epoch_sums, settings.target_kl):
-            break
 
     learner.ranks.check_same_parameters(optimizer.param_groups[0]["params"])
     check_steps_taken(progress.gradient_norms, update_index)
-    metrics = progress.metrics | mean_statistics(progress.sums)
+    metrics = progress.first_ratios | mean_statistics(progress.sums)
     metrics |= step_metrics(progress.gradient_norms, settings.max_grad_norm)
     metrics["train/lr"] = optimizer.param_groups[0]["lr"]
-    metrics["train/epochs"] = epoch + 1
     if not phase.distils:
-        metrics |= measure_sample(learner, batch, progress.micro_batch_size, phase, config, update_index)
+        generator = torch_generator(config.run.seed, "statistics", update_index)
+        metrics |= measure_sample(learner.ranks, batch, loss, progress.micro_batch_size, generator)
     if phase.phase is Phase.RL and progress.gradient_norms:
         follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
     metrics["train/time_s"] = time.perf_counter() - started
     return metrics
 
 
+def choose_loss(policy: Policy, phase: PhaseState, config: TrainConfig) -> Loss:
+    """The loss that an update of the phase minimises, as a function of a micro-batch."""
+    if phase.distils:
+        return partial(imitation, policy)
+    return partial(reinforcement, policy, config.loss, config.rollout.temperature)
+
+
+def imitation(policy: Policy, micro_batch: Batch) -> tuple[Tensor, Statistics]:
+    """The loss of the warmup."""
+    return distillation_loss(policy.chunk_logits(micro_batch.observations, micro_batch.kept), micro_batch)
+
+
+def reinforcement(
+    policy: Policy, config: LossConfig, temperature: float, micro_batch: Batch
+) -> tuple[Tensor, Statistics]:
+    """PPO's loss. temperature: the student's when it sampled."""
+    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
+    logprobs = policy.token_logprobs(logits, micro_batch.tokens, temperature)
+    return ppo_loss(logits, logprobs, micro_batch, config, temperature)
+
+
 def run_epoch(
     learner: Learner,
     minibatches: Iterable[tuple[Batch, int]],
+    loss: Loss,
+    max_grad_norm: float,
     progress: Progress,
-    phase: PhaseState,
-    config: TrainConfig,
     on_decisions: Callable[[int], None],
-) -> dict[str, float]:
+) -> None:
     """Take an optimizer step on each minibatch that has active rows, and update `progress`.
 
-    Returns the epoch's statistics, summed over all ranks. minibatches: see `draw_minibatches`.
+    minibatches: see `draw_minibatches`.
     """
     ranks = learner.ranks
     optimizer = learner.optimizer
-    statistics: list[losses.Statistics] = []
+    statistics: list[Statistics] = []
     norms: list[Tensor] = []
     for minibatch, size in minibatches:
         on_decisions(size)
         if len(minibatch) == 0:  # a step would still apply momentum and weight decay
             continue
         rows_of_rank = minibatch[ranks.rank :: ranks.size]
-        minibatch_statistics = accumulate_gradient(learner, rows_of_rank, size, progress, phase, config)
-        is_first = not norms and not progress.gradient_norms  # no step was taken yet
-        if is_first and not phase.distils:
-            progress.metrics |= check_first_ratios(sum_statistics(minibatch_statistics, ranks))
+        progress.micro_batch_size, minibatch_statistics = accumulate_gradient(
+            learner.policy,
+            optimizer,
+            len(rows_of_rank),
+            partial(part_of_loss, loss, rows_of_rank, size),
+            progress.micro_batch_size,
+        )
+        if not norms and not progress.gradient_norms:  # no step was taken yet
+            progress.first_ratios = check_first_ratios(sum_statistics(minibatch_statistics, ranks))
         ranks.sum_gradients(optimizer.param_groups[0]["params"])
-        norms.append(optimizer_step(optimizer, config.update.max_grad_norm))
+        norms.append(optimizer_step(optimizer, max_grad_norm))
         optimizer.zero_grad(set_to_none=True)
         statistics += minibatch_statistics
-    sums = sum_statistics(statistics, ranks)  # here the CPU waits for the GPU
-    progress.sums = merge([progress.sums, sums])
+    progress.sums = merge(
+        [progress.sums, sum_statistics(statistics, ranks)]
+    )  # here the CPU waits for the GPU
     progress.gradient_norms += torch.stack(norms).tolist() if norms else []
-    return sums
+
+
+def part_of_loss(loss: Loss, minibatch: Batch, size: int, rows: slice) -> tuple[Tensor, Statistics]:
+    """The part of a minibatch's mean loss that comes from some of its rows. `size` counts inactive rows, too."""
+    micro_batch = minibatch[rows]
+    loss_sum, statistics = loss(micro_batch)
+    return loss_sum / size, statistics | {"decisions": loss_sum.new_full((), len(micro_batch))}
 
 
 def learning_rate(optimizer: torch.optim.Optimizer, settings: UpdateConfig, phase: PhaseState) -> float:
@@ -167,11 +204,11 @@ def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
     return int(settings.warmup_epochs) if phase.distils else settings.n_epochs
 
 
-def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:
+def rows_that_learn(batch: Batch, phase: PhaseState, config: LossConfig) -> Tensor:
     """Which rows are active: (N,) bool, False for rows that cannot contribute a gradient, which are not computed."""
-    if phase.distils or config.loss.kl_coef > 0 or config.loss.entropy_coef > 0:
+    if phase.distils or config.kl_coef > 0 or config.entropy_coef > 0:
         return torch.ones(len(batch), dtype=torch.bool)
-    return losses.policy_advantages(batch) != 0
+    return policy_advantages(batch) != 0
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
@@ -228,84 +265,20 @@ def draw_minibatches(
     return zip(parts, map(len, minibatches), strict=True)
 
 
-def accumulate_gradient(
-    learner: Learner,
-    minibatch: Batch,
-    size: int,
-    progress: Progress,
-    phase: PhaseState,
-    config: TrainConfig,
-) -> list[losses.Statistics]:
-    """Compute the gradient of a minibatch's loss, which is divided by `size`. Returns each micro-batch's statistics.
-
-    If memory runs out, the minibatch starts again with a smaller micro-batch, and `progress` keeps the size that fits.
-    Raises BadInput when even the smallest does not fit.
-    """
-
-    def accumulate(micro_batch_size: int) -> list[losses.Statistics]:
-        learner.optimizer.zero_grad(set_to_none=True)  # what a first try has added
-        sizes = pass_sizes(len(minibatch), micro_batch_size, learner.policy.few_sizes)
-        return [
-            add_gradient(learner, micro_batch, size, phase, config) for micro_batch in minibatch.split(sizes)
-        ]
-
-    progress.micro_batch_size, statistics = shrink_until_it_fits(
-        learner.policy.network, progress.micro_batch_size, accumulate, learns=True
-    )
-    return statistics
-
-
-def add_gradient(
-    learner: Learner, micro_batch: Batch, size: int, phase: PhaseState, config: TrainConfig
-) -> losses.Statistics:
-    """Add the gradient of a micro-batch's loss, which is divided by `size`. Returns the micro-batch's statistics.
-
-    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
-    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
-    """
-    loss_sum, statistics = micro_batch_loss(learner, micro_batch, phase, config)
-    (loss_sum / size).backward()
-    return statistics | {"decisions": loss_sum.new_full((), len(micro_batch))}
-
-
-def micro_batch_loss(
-    learner: Learner, micro_batch: Batch, phase: PhaseState, config: TrainConfig
-) -> tuple[Tensor, losses.Statistics]:
-    """The phase's loss, summed over the rows of a micro-batch, (), and its statistics."""
-    policy = learner.policy
-    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
-    if phase.distils:
-        return losses.distillation_loss(logits, micro_batch)
-    temperature = config.rollout.temperature
-    logprobs = policy.token_logprobs(logits, micro_batch.tokens, temperature)
-    return losses.ppo_loss(logits, logprobs, micro_batch, config.loss, temperature)
-
-
 @torch.no_grad()
 def measure_sample(
-    learner: Learner,
-    batch: Batch,
-    micro_batch_size: int,
-    phase: PhaseState,
-    config: TrainConfig,
-    update_index: int,
+    ranks: Ranks, batch: Batch, loss: Loss, micro_batch_size: int, generator: torch.Generator
 ) -> dict[str, float]:
     """Measure entropy, clip fraction and KL of the updated policy, over rows drawn from the whole rollout.
 
     Inactive rows count too, so that kinds of advantage can be compared. The KL is that of the student's own decisions,
     and is left out if none was drawn. The share of advantages that are 0 is of all rows.
     """
-    ranks = learner.ranks
-    generator = torch_generator(config.run.seed, "statistics", update_index)
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
     rows_of_rank = batch[rows[ranks.rank :: ranks.size]]
-    statistics = [
-        micro_batch_loss(learner, micro_batch, phase, config)[1]
-        for micro_batch in rows_of_rank.split(micro_batch_size)
-    ]
+    statistics = [loss(micro_batch)[1] for micro_batch in rows_of_rank.split(micro_batch_size)]
     sums = sum_statistics(statistics, ranks)
     metrics = {f"train/{name}": sums[name] / len(rows) for name in ("entropy", "clip_fraction")}
-    advantages = losses.policy_advantages(batch)
-    metrics["train/zero_advantage_fraction"] = (advantages == 0).float().mean().item()
+    metrics["train/zero_advantage_fraction"] = (policy_advantages(batch) == 0).float().mean().item()
     kl = student_kl(sums)
     return metrics if kl is None else metrics | {"train/approx_kl": kl}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from contracts import BadInput
-from rl.losses import Statistics
+from rl.optimizer import Statistics
 from rl.ranks import Ranks
 
 SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
@@ -72,12 +72,6 @@ def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[
 
 
 # Reasons to stop
-
-
-def drifted_too_far(epoch_sums: dict[str, float], target_kl: float | None) -> bool:
-    """Whether the approximate KL of a whole epoch, in nats per token, exceeds `--target-kl`."""
-    kl = student_kl(epoch_sums)
-    return target_kl is not None and kl is not None and kl > target_kl
 
 
 def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> None:

@@ -51,7 +51,7 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
             ["--train-init-states", "5", "40", "--eval-init-states", "40", "45"],
             {"train_init_states": (5, 40), "eval_init_states": (40, 45)},
         ),
-        (["--target-kl", "0.2", "--micro-batch-size", "2"], {"target_kl": 0.2, "micro_batch_size": 2}),
+        (["--desired-kl", "0.2", "--micro-batch-size", "2"], {"desired_kl": 0.2, "micro_batch_size": 2}),
     ],
 )
 def test_flags_are_flat_and_change_one_field_each(argv, expected):

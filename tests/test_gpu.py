@@ -126,7 +126,7 @@ def test_student_and_teacher_share_the_trunks_recording(small, observations):
 def test_an_update_on_a_gpu_is_that_on_a_cpu(small, observations, trained_blocks):
     """Of micro-batches of two sizes, with the recorded passes' own gradient buffers."""
     phases = PhaseConfig(warmup=False)
-    settings = UpdateConfig(n_epochs=2, batch_size=5, micro_batch_size=3, lr=1e-3, target_kl=None)
+    settings = UpdateConfig(n_epochs=2, batch_size=5, micro_batch_size=3, lr=1e-3)
     config = TrainConfig(phases=phases, update=settings)
     on_cpu = policy_on_gpu(small, device="cpu", trained_blocks=trained_blocks)
     tokens = flatten([played(on_cpu, observations)], on_cpu.action_dim).tokens

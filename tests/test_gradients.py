@@ -78,7 +78,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
             gae_lambda=GAE_LAMBDA,
             **loss,
         ),
-        update=UpdateConfig(micro_batch_size=2, batch_size=2, n_epochs=10, target_kl=None, desired_kl=None),
+        update=UpdateConfig(micro_batch_size=2, batch_size=2, n_epochs=10, desired_kl=None),
     )
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)
@@ -137,7 +137,6 @@ def gradients(case: Case, **settings: object) -> list[Tensor]:
         "batch_size": whole,
         "micro_batch_size": whole,
         "max_grad_norm": 1e6,
-        "target_kl": None,
         "desired_kl": None,
     } | settings
     optimizer = JumpThenRecord(case.learner)

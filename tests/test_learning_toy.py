@@ -40,7 +40,6 @@ def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainC
             micro_batch_size=16,
             lr=0.05,
             desired_kl=None,
-            target_kl=None,
             warmup_lr=0.05,
         ),
         run=RunConfig(seed=seed),

@@ -17,7 +17,7 @@ from rl.ranks import ALONE, join_ranks
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
-UPDATES = ["uneven", "one row each", "poisoned", "drifting", "nothing active", "one rank short of memory"]
+UPDATES = ["uneven", "one row each", "poisoned", "nothing active", "one rank short of memory"]
 
 
 def launched(rank: int, port: int) -> dict[str, str]:

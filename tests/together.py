@@ -93,7 +93,6 @@ def update_of(
                     "batch_size": 2,
                     "micro_batch_size": 1,
                     "lr": 1e-2,
-                    "target_kl": None,
                     "desired_kl": None,
                 }
                 | settings
@@ -174,7 +173,6 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "uneven": update_of(ranks, batch_size=8),
         "one row each": update_of(ranks, batch_size=1),  # rank 1 never has an active row
         "poisoned": update_of(ranks, poisoned=True, batch_size=2, n_epochs=1),
-        "drifting": update_of(ranks, batch_size=8, n_epochs=10, target_kl=1e-4),
         "nothing active": update_of(ranks, torch.zeros(8), batch_size=2),
         "one rank short of memory": update_of(ranks, short_of_memory=1, batch_size=8, micro_batch_size=4),
         "rollout": rollout_of(ranks),

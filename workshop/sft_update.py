@@ -5,7 +5,6 @@ all ids, as openvla-oft's: the token head of a checkpoint that was trained by L1
 logits, while RL, like an argmax over all ids, needs action tokens there.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput, Observation
-from rl.optimizer import optimizer_step
+from rl.optimizer import Statistics, accumulate_gradient, optimizer_step
 from vla.dataset_statistics import DatasetStatistics
-from vla.memory import shrink_until_it_fits
-from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment
@@ -100,39 +97,22 @@ def training_step(
     """
     optimizer.param_groups[0]["lr"] = lr
 
-    def accumulate(micro_batch_size: int) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)  # what a first try has added
-        means = torch.zeros(2, device=policy.device)  # loss, accuracy
-        start = 0
-        for size in pass_sizes(len(observations), micro_batch_size, policy.few_sizes):
-            rows = slice(start, start + size)
-            share = size / len(observations)
-            means += add_gradient(objective, policy, observations[rows], targets[rows], share)
-            start += size
-        return means
+    def loss_of_rows(rows: slice) -> tuple[Tensor, Statistics]:
+        loss, accuracy = objective.loss(policy, observations[rows], targets[rows])
+        share = len(observations[rows]) / len(observations)
+        return share * loss, {"loss": share * loss.detach(), "accuracy": share * accuracy}
 
-    size_that_fits, means = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, learns=True)
+    size_that_fits, statistics = accumulate_gradient(
+        policy, optimizer, len(observations), loss_of_rows, micro_batch_size
+    )
     gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
-    loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]
-    if math.isnan(norm):
+    if gradient_norm.isnan():
         raise BadInput(
             "the training has diverged: a gradient is not finite, or enormous; begin again with a lower --lr"
         )
-    return size_that_fits, {"loss": loss, "accuracy": accuracy, "grad_norm": norm}
-
-
-def add_gradient(
-    objective: Objective, policy: Student, observations: Sequence[Observation], targets: Tensor, share: float
-) -> Tensor:
-    """Add `share` times the gradient of the frames' mean loss; returns `share` times loss and accuracy, (2,).
-
-    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
-    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
-    """
-    loss, accuracy = objective.loss(policy, observations, targets)
-    (share * loss).backward()
-    return share * torch.stack([loss.detach(), accuracy])
+    metrics = {name: sum(part[name].item() for part in statistics) for name in ("loss", "accuracy")}
+    return size_that_fits, metrics | {"grad_norm": gradient_norm.item()}
 
 
 def token_loss(policy: Student, observations: Sequence[Observation], tokens: Tensor) -> tuple[Tensor, Tensor]:
