@@ -42,62 +42,51 @@ class Args:
     horizon: int | None = None
 
 
-@dataclass(frozen=True)
-class Row:
-    """One variant against the base in one measure."""
-
-    measure: str
-    variant: str
-    pairs: int
-    base_mean: float
-    mean: float
-    low: float  # of the difference's 95 % interval
-    high: float
-    p: float
+Values = Mapping[object, float]  # seed or state -> success, area or minutes
 
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.compare", description=__doc__)
-    experiments = {path.stem: json.loads(path.read_text()) for path in args.files}
-    ends = [run["updates"]["global_step"][-1] for each in experiments.values() for run in each["runs"]]
+    experiments = [json.loads(path.read_text()) for path in args.files]
+    ends = [run["updates"]["global_step"][-1] for each in experiments for run in each["runs"]]
     horizon = min(ends) if args.horizon is None else args.horizon
     if horizon > min(ends):
         raise BadInput(f"--horizon {horizon}: the shortest run ends at {min(ends)}")
-    print(
-        f"| to {horizon:,} env steps | variant | pairs | base | variant | difference [95 %] | p | by Holm |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for measure, rows in compare(experiments, horizon).items():
-        for row, corrected in zip(rows, holm([row.p for row in rows]), strict=True):
-            difference = f"{row.mean - row.base_mean:+.3f} [{row.low:+.3f}, {row.high:+.3f}]"
-            print(
-                f"| {measure} | {row.variant} | {row.pairs} | {row.base_mean:.3f} | {row.mean:.3f} | {difference} "
-                f"| {row.p:.2g} | {corrected:.2g} |"
-            )
+    print(f"| to {horizon:,} env steps | variant | pairs | base | variant | difference [95 %] | p, by Holm |")
+    print("|---|---|---|---|---|---|---|")
+    base, *variants = [values_by_seed(each, horizon) | values_by_state(each) for each in experiments]
+    for measure in base:
+        by_variant = {path: values[measure] for path, values in zip(args.files[1:], variants, strict=True)}
+        print_rows(measure, base[measure], by_variant)
 
 
-def compare(experiments: Mapping[str, dict], horizon: int) -> dict[str, list[Row]]:
-    """Compare each experiment with the first one: measure -> a row for each variant that can be compared."""
-    values = {
-        name: values_by_seed(each, horizon) | values_by_state(each) for name, each in experiments.items()
-    }
-    base, *variants = values
-    table = {}
-    for measure in values[base]:
-        rows = [
-            paired(measure, name, values[base][measure], values[name].get(measure, {})) for name in variants
-        ]
-        table[measure] = [row for row in rows if row is not None]
-    return table
+def print_rows(measure: str, base: Values, variants: Mapping[Path, Values]) -> None:
+    """A row for each variant that shares at least two seeds or states with the base."""
+    rows = []
+    p_values = []
+    for path, values in variants.items():
+        shared = [key for key in base if key in values]
+        if len(shared) < 2:
+            continue
+        before = np.array([base[key] for key in shared])
+        after = np.array([values[key] for key in shared])
+        test = ttest_rel(after, before)
+        low, high = test.confidence_interval(0.95)
+        difference = f"{(after - before).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+        rows.append(f"{path.stem} | {len(shared)} | {before.mean():.3f} | {after.mean():.3f} | {difference}")
+        p_values.append(test.pvalue)
+    for row, p, corrected in zip(rows, p_values, holm(p_values), strict=True):
+        print(f"| {measure} | {row} | {p:.2g}, {corrected:.2g} |")
 
 
-def values_by_seed(experiment: dict, horizon: int) -> dict[str, dict[object, float]]:
+def values_by_seed(experiment: dict, horizon: int) -> dict[str, Values]:
     """Measure -> seed -> the run's value."""
     runs = {run["seed"]: measure_run(run, horizon) for run in experiment["runs"]}
     return {measure: {seed: run[measure] for seed, run in runs.items()} for measure in MEASURES}
 
 
 def measure_run(run: dict, horizon: int) -> dict[str, float]:
+    """The run's value of each of MEASURES."""
     updates = run["updates"]
     env_steps = np.array(updates["global_step"])
     places = np.linspace(0, horizon, 1001)
@@ -111,7 +100,7 @@ def measure_run(run: dict, horizon: int) -> dict[str, float]:
     }
 
 
-def values_by_state(experiment: dict) -> dict[str, dict[object, float]]:
+def values_by_state(experiment: dict) -> dict[str, Values]:
     """`MODE by state` -> (task, place of the state) -> mean success over the seeds."""
     played = [results["successes"] for results in experiment["results"] if results["seed"] is not None]
     if not played:
@@ -122,22 +111,6 @@ def values_by_state(experiment: dict) -> dict[str, dict[object, float]]:
         states = {state: np.mean([each[state] for each in outcomes]) for state in outcomes[0]}
         values[f"{mode} by state"] = states
     return values
-
-
-def paired(
-    measure: str, variant: str, base: Mapping[object, float], other: Mapping[object, float]
-) -> Row | None:
-    """Compare over the seeds or states that both have; None if there are fewer than two."""
-    shared = [key for key in base if key in other]
-    if len(shared) < 2:
-        return None
-    before = np.array([base[key] for key in shared])
-    after = np.array([other[key] for key in shared])
-    test = ttest_rel(after, before)
-    interval = test.confidence_interval(0.95)
-    return Row(
-        measure, variant, len(shared), before.mean(), after.mean(), interval.low, interval.high, test.pvalue
-    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -5,8 +5,7 @@
 
 All rows play episodes of random actions in task 0 of libero_spatial (low-poly looks, two cameras), resets included. The
 first row is what published evaluations do: one env, both cameras drawn at every env step. The others play chunks of
-eight actions, as training does; with one worker the env runs in this process. Columns: env steps/s, times LIBERO's
-loop, and the shares of the simulators' time.
+eight actions, as training does; with one worker the env runs in this process.
 """
 
 import sys
@@ -39,7 +38,6 @@ TASK_ID = 0
 NUM_INIT_STATES = 50
 CHUNK_LENGTH = 8
 ACTION_DIM = 7
-PARTS = ("sim", "render", "preprocess")  # of a simulator's time
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,12 @@ def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.rollout", description=__doc__)
     spec = EnvSpec("libero_spatial", (TASK_ID,), max_env_steps=args.max_env_steps)
     reference = libero_steps_per_s(spec, args)
-    print(f"{'':16}{'env steps/s':>12}{'x LIBERO':>10}{''.join(f'{part:>12}' for part in PARTS)}")
-    print(f"{'LIBERO':16}{reference:12.1f}{1:10.1f}", flush=True)
+    print(f"LIBERO's loop  {reference:8.1f} env steps/s", flush=True)
     for num_envs in args.workers:
         played = play(spec, num_envs, args)
         steps_per_s = played.env_steps / played.wall_s
-        shares = [played.times.get(part, 0.0) / (num_envs * played.wall_s) for part in PARTS]
-        columns = "".join(f"{share:12.0%}" for share in shares)
-        print(
-            f"{num_envs:<3}simulators{steps_per_s:15.1f}{steps_per_s / reference:10.1f}{columns}", flush=True
-        )
+        ratio = steps_per_s / reference
+        print(f"{num_envs:2} simulators  {steps_per_s:8.1f} env steps/s, {ratio:5.1f} x", flush=True)
 
 
 def libero_steps_per_s(spec: EnvSpec, args: Args) -> float:
