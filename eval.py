@@ -10,24 +10,37 @@ Episode i of a task starts from the benchmark's initial state i. Policies act gr
 given. A command with --out continues an interrupted evaluation. The results file is described in docs/RESULTS_JSON.md.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from configs.eval_config import EvalConfig
 from envs.cache import keep_compiled_code
-from envs.tasks import bddl_task
-from experiment.terminal import say
 
-if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
-    from experiment.checkpoint_evaluation import Plan
-    from experiment.results import Results
-    from experiment.stored_run import Training
+
+def before_imports(argv: Sequence[str]) -> None:
+    """Answer --help and wrong flags before the imports below, which take seconds."""
+    parse_eval(argv)
+    keep_compiled_code()
+
+
+if __name__ == "__main__":
+    exit_code = main_guard("eval.py", before_imports)
+    if exit_code != 0:
+        sys.exit(exit_code)
+
+from configs.eval_config import EvalConfig
+from envs.assets import find_pack
+from envs.tasks import bddl_task
+from experiment.checkpoint_evaluation import Plan, make_plan, play_planned, settle
+from experiment.policies import find_checkpoint
+from experiment.results import Results
+from experiment.results_table import comparison_table, entropy_line, parts_of, results_table
+from experiment.stored_run import Training, was_trained_on
+from experiment.terminal import say
+from preflight import looks_warning
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,9 +58,6 @@ def evaluate(config: EvalConfig) -> Results:
 
 def play(config: EvalConfig, argv: Sequence[str]) -> tuple[EvalConfig, Plan, Results, Results | None]:
     """Play what is missing. Returns the settings without `auto`, the plan, the results and those of --compare-with."""
-    keep_compiled_code()
-    from experiment.checkpoint_evaluation import make_plan, play_planned, settle
-
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     config = settle(config)
     plan = make_plan(config, argv)
@@ -58,10 +68,6 @@ def play(config: EvalConfig, argv: Sequence[str]) -> tuple[EvalConfig, Plan, Res
 
 def print_looks(config: EvalConfig) -> None:
     """Print the assets and the origin of initial states, with warnings about looks that the policy does not know."""
-    from envs.assets import find_pack
-    from experiment.policies import find_checkpoint
-    from preflight import looks_warning
-
     pack = find_pack(config.simulator.assets)
     say(f"assets: {pack}")
     warning = looks_warning(find_checkpoint(config.model), pack)
@@ -77,8 +83,6 @@ def print_looks(config: EvalConfig) -> None:
 
 def print_results(config: EvalConfig, plan: Plan, results: Results, before: Results | None) -> None:
     """Print the tables of success rates."""
-    from experiment.results_table import comparison_table, entropy_line, parts_of, results_table
-
     parts = parts_of(plan.tasks, plan.keys)
     players = [player for player in results.players if config.mode is None or player.mode in config.mode]
     say("\n".join(results_table(results, players, parts)))
@@ -93,8 +97,6 @@ def print_results(config: EvalConfig, plan: Plan, results: Results, before: Resu
 
 def print_trained_states(config: EvalConfig, plan: Plan, results: Results) -> None:
     """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
-    from experiment.stored_run import was_trained_on
-
     training = cast("Training | None", results.provenance["training"])
     if training is None:
         return

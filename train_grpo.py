@@ -35,21 +35,34 @@ size of the whole minibatch.
 instead, up to twice --n-steps env steps in all.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_train
+from envs.cache import keep_compiled_code
+
+
+def before_imports(argv: Sequence[str]) -> None:
+    """Answer --help and wrong flags before the imports below, which take seconds."""
+    parse_train(argv)
+    keep_compiled_code()
+
+
+if __name__ == "__main__":
+    exit_code = main_guard("train_grpo.py", before_imports)
+    if exit_code != 0:
+        sys.exit(exit_code)
+
 from configs.config import TrainConfig
 from contracts import BadInput
-from envs.cache import keep_compiled_code
+from envs.pool import Pool
+from experiment.checkpoints import TrainerState, save_checkpoint
+from experiment.evaluation import evaluate_and_record, evaluation_is_due
 from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,
@@ -57,30 +70,30 @@ from experiment.metrics import (
     update_line,
     why_nothing_was_learned,
 )
+from experiment.report import conclude
+from experiment.run_folder import Run
+from experiment.setup import Setup, open_run, save_first_files, set_up
+from experiment.stopping import interruptible, until_the_end
 from experiment.terminal import Activity, log_to_terminal, show_progress
+from experiment.time_left import time_left
+from preflight import check_machine, probe
+from rl.advantages import estimate_advantages, explained_variance
+from rl.critic import rollout_values
+from rl.curriculum import TrainingEpisodes, task_probabilities
+from rl.dynamic_sampling import training_rollout
+from rl.launcher import start_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
-
-if TYPE_CHECKING:
-    from envs.pool import Pool
-    from experiment.checkpoints import TrainerState
-    from experiment.run_folder import Run
-    from experiment.setup import Setup
-    from rl.rollout import Rollout
-    from rl.trajectory import Trajectory
-    from rl.update import Learner
+from rl.rollout import Rollout
+from rl.trajectory import Trajectory, flatten
+from rl.update import Learner, number_of_epochs, update
+from rl.update_metrics import stop_without_signal
 
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
     """Read the flags, start the ranks, set up and check a run, and train."""
-    command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
-    keep_compiled_code()
-
-    from experiment.setup import set_up
-    from preflight import check_machine, probe
-    from rl.launcher import start_ranks
-
+    command = parse_train(argv)
     log_to_terminal()
     if command.config.run.data_parallel:
         start_ranks()
@@ -102,10 +115,6 @@ def run_training(config: TrainConfig) -> Path:
         raise BadInput(
             "run_training trains in this process alone: start several ranks by torchrun or the command line"
         )
-    keep_compiled_code()
-    from experiment.setup import set_up
-    from preflight import check_machine, probe
-
     log_to_terminal()
     check_machine(config)
     with set_up(config) as setup:
@@ -115,10 +124,6 @@ def run_training(config: TrainConfig) -> Path:
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:
     """Train in a new run folder, or in the one to `resume`. However training ends, the folder is left as it should."""
-    from experiment.report import conclude
-    from experiment.setup import open_run, save_first_files
-    from experiment.stopping import interruptible, until_the_end
-
     run, state = open_run(setup, resume, argv)
     with interruptible(), until_the_end(run):
         if resume is None:
@@ -130,16 +135,7 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
-    """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
-    from experiment.evaluation import evaluate_and_record, evaluation_is_due
-    from rl.advantages import estimate_advantages, explained_variance
-    from rl.critic import rollout_values
-    from rl.curriculum import TrainingEpisodes, task_probabilities
-    from rl.dynamic_sampling import training_rollout
-    from rl.trajectory import flatten
-    from rl.update import number_of_epochs, update
-    from rl.update_metrics import stop_without_signal
-
+    """Run warmup, transition and RL from `state` to the last env step."""
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
 
@@ -220,8 +216,6 @@ def show_update(
     metrics: Mapping[str, float],
 ) -> None:
     """Log the line of an update, with the time left, and the reason if nothing was learned."""
-    from experiment.time_left import time_left
-
     update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
     seconds_left = time_left(config, state, rollout, update_s, run.episode_s)
     log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
@@ -236,8 +230,6 @@ def record_and_save(
 
     A resumed run cuts the record to that length, so that no update is recorded twice.
     """
-    from experiment.checkpoints import save_checkpoint
-
     best = None
     if config.evaluation.best_by == "return" and state.take_best(state.return_average):
         best = {"return_average": state.return_average}

@@ -1,24 +1,20 @@
 """Compute the metrics of an update, under their names in metrics.jsonl and wandb, and its line in the log."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from configs.config import TrainConfig
 from contracts import GIB
 from experiment.statistics import count_successes
 from experiment.terminal import duration
 from rl.phases import Phase, PhaseState
-
-if TYPE_CHECKING:  # these import torch, which takes seconds, and `--help` does not need it
-    from torch import Tensor
-
-    from configs.config import TrainConfig
-    from rl.rollout import Rollout
-    from rl.trajectory import Trajectory
+from rl.rollout import Rollout
+from rl.trajectory import Trajectory
 
 
 def rollout_metrics(
@@ -69,8 +65,6 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 def system_metrics() -> dict[str, float]:
     """Main memory and peak GPU memory of this process in GiB; utilisation of the GPU in percent, if it can be read."""
-    import torch
-
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     # If this curve only rises, the program leaks memory.
     metrics = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / GIB}

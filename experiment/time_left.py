@@ -1,16 +1,11 @@
 """Say how long the rest of a run takes, if it goes on as fast as its last update."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from configs.config import TrainConfig
 from experiment.checkpoints import TrainerState
 from experiment.evaluation import evaluation_steps
-
-if TYPE_CHECKING:
-    from rl.rollout import Rollout
+from rl.rollout import Rollout
 
 
 def time_left(

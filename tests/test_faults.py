@@ -108,8 +108,9 @@ def use_fakes(monkeypatch) -> None:
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(experiment.setup, name, fake)
-    for name in ("check_packages", "check_device", "probe"):
+    for name in ("check_packages", "check_device"):
         monkeypatch.setattr(preflight, name, lambda *_: None)
+    monkeypatch.setattr(train_grpo, "probe", lambda _: None)
     monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(
         experiment.evaluator, "write_video", lambda path, frames: path.write_bytes(b"a video")

@@ -1,8 +1,6 @@
 """What a run is set up with: looks, teacher, tasks, simulators' first observation, weights."""
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,14 +166,3 @@ def test_the_fingerprint_changes_with_any_trained_number(small):
     _, last = policy.named_trainable_parameters()[-1]
     last.data.view(-1)[-1] += 1
     assert weights_fingerprint(policy) != before
-
-
-def test_statistics_of_another_number_of_actions_than_the_simulator_takes_are_refused(small, tmp_path):
-    folder = shutil.copytree(small, tmp_path / "checkpoint")
-    path = folder / "dataset_statistics.json"
-    statistics = json.loads(path.read_text())
-    action = statistics["libero_spatial_no_noops"]["action"]
-    statistics["libero_spatial_no_noops"]["action"] = {name: values[:6] for name, values in action.items()}
-    path.write_text(json.dumps(statistics))
-    with pytest.raises(BadInput, match="6 numbers"):
-        load_policy(on_cpu(folder), SUITE)
