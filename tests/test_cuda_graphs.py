@@ -11,7 +11,7 @@ from vla.adapters import add_lora
 from vla.cuda_graphs import GraphedNetwork, Recording
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop.sft_update import LEARN_TOKENS, make_student_optimizer, training_step
+from workshop.sft_update import Frames, token_loss, training_step
 
 
 class FakeGraph:
@@ -200,8 +200,8 @@ def test_a_supervised_step_with_two_sizes_of_micro_batch_records_both(small, wit
             policy._graphs = graphed
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 5)
         tokens = FIRST_ACTION_TOKEN + torch.arange(5 * 56).view(5, 56) % 256
-        optimizer = make_student_optimizer(policy)
-        training_step(LEARN_TOKENS, policy, optimizer, observations, tokens, lr=3e-5, micro_batch_size=3)
+        optimizer = policy.make_optimizer(lr=3e-5, weight_decay=0.0)
+        training_step(token_loss, policy, optimizer, Frames(observations, tokens), micro_batch_size=3)
         assert graphed.recorded == recorded
         trained.append([parameter.detach() for _, parameter in policy.named_trainable_parameters()])
     torch.testing.assert_close(*trained)

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,17 +25,20 @@ from vla.merge import merge
 from vla.network_io import ACTION_HEAD_FILE, load_network
 from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop import sft_training
 from workshop.demo_files import DemoEpisode
-from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs, TinySize
-from workshop.sft_data import make_observations, read_demos
-from workshop.sft_training import SFT_RUN_FILE, STATE_FILE, fine_tune
+from workshop.sft_data import read_demos
+from workshop.sft_training import (
+    SFT_RUN_FILE,
+    STATE_FILE,
+    check_written,
+    fine_tune,
+    make_frames,
+)
 from workshop.sft_update import (
-    LEARN_TOKENS,
-    actions_of,
-    logits_of,
-    make_student_optimizer,
+    Frames,
+    measure,
+    regression_loss,
     token_loss,
     training_step,
 )
@@ -64,8 +65,9 @@ MEMORISING = {
 FROM_CHECKPOINT = {"size": TinySize()}  # the sizes are the checkpoint's own
 ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 120, "batch_size": 4}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
-REGRESSION = MEMORISING | {"size": WIDER, "l1": True, "steps": 150, "save_dtype": "float32"}
+REGRESSION = MEMORISING | {"size": WIDER, "l1": True, "steps": 150}
 CPU = torch.device("cpu")
+KEY = "libero_spatial_no_noops"
 
 
 def sft_args(demos: Path, out: Path, **changes) -> SftArgs:
@@ -147,10 +149,10 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, episodes, tmp_path):
         "tokenizer_config.json",
     }
     assert [record["step"] for record in read_records(out)] == [2, 4]
-    assert "held_out/nll" in read_records(out)[-1]
+    assert "held_out/loss" in read_records(out)[-1]
     run = json.loads((out / SFT_RUN_FILE).read_text())
     assert run["argv"] == []  # not the command line of the tests
-    assert (run["steps"], run["train_episodes"], run["train_frames"]) == (4, 1, 4)
+    assert (run["train_episodes"], run["train_frames"]) == (1, 4)
     info = inspect_checkpoint(out)
     assert info.kind == "action tokens"  # init's L1 head is left out
     assert (info.num_images, info.uses_proprio) == (2, True)
@@ -162,7 +164,7 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, episodes, tmp_path):
 
 def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, episodes, tmp_path):
     init = make_small_checkpoint(tmp_path / "init")
-    args = sft_args(demos, tmp_path / "out", init=str(init), save_dtype="float32", **FROM_CHECKPOINT)
+    args = sft_args(demos, tmp_path / "out", init=str(init), **FROM_CHECKPOINT)
     out = fine_tune(args)
     before = load_network(inspect_checkpoint(init), 56, CPU, torch.float32).state_dict()
     after = load_network(inspect_checkpoint(out), 56, CPU, torch.float32).state_dict()
@@ -231,39 +233,6 @@ def test_after_a_kill_the_same_command_goes_on_to_the_same_weights(
         out = fine_tune(args)
     assert_same_training(out, straight)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "init") == ["killed", "straight"]
-
-
-def test_ctrl_c_saves_what_has_been_trained_and_the_same_command_goes_on(
-    demos, episodes, tmp_path, monkeypatch, capsys
-):
-    straight = fine_tune(sft_args(demos, tmp_path / "straight"))
-    args = sft_args(demos, tmp_path / "out")
-    with monkeypatch.context() as patch:
-        act_in_step(patch, {2: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-        with pytest.raises(KeyboardInterrupt):  # exit code 130
-            fine_tune(args)
-    out = args.out
-    assert "interrupted after 2 steps" in capsys.readouterr().out
-    assert [record["step"] for record in read_records(out)] == [2]
-    assert load_policy(out).info.kind == "action tokens"
-    fine_tune(args)
-    assert f"train_grpo.py --preset tiny --checkpoint {out} " in capsys.readouterr().out  # it is a small one
-    assert_same_training(out, straight)
-
-
-def test_a_metrics_file_that_cannot_be_written_costs_no_training(
-    demos, episodes, tmp_path, monkeypatch, capsys
-):
-    obstacle = tmp_path / "out" / "sft_metrics.jsonl"
-
-    def obstruct() -> None:
-        obstacle.unlink()
-        obstacle.mkdir()
-
-    act_in_step(monkeypatch, {0: obstruct, 2: obstacle.rmdir})
-    out = fine_tune(sft_args(demos, tmp_path / "out"))
-    assert f"{obstacle} could not be written" in capsys.readouterr().out
-    assert [record["step"] for record in read_records(out)] == [2, 4]
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(demos, episodes, tmp_path, monkeypatch):
@@ -345,30 +314,16 @@ def test_a_step_that_does_not_fit_into_memory_is_taken_in_smaller_parts(episodes
         return loss
 
     results = []
-    for objective in (LEARN_TOKENS, replace(LEARN_TOKENS, loss=loss_of_at_most_two)):
+    sizes = []
+    for loss in (token_loss, loss_of_at_most_two):
         policy = load_policy(small)
-        optimizer = make_student_optimizer(policy)
-        _, metrics = training_step(
-            objective, policy, optimizer, observations, tokens, 3e-5, micro_batch_size=7
-        )
+        optimizer = policy.make_optimizer(lr=3e-5, weight_decay=0.0)
+        size, metrics = training_step(loss, policy, optimizer, Frames(observations, tokens), 7)
         parameters = [parameter.detach() for _, parameter in policy.named_trainable_parameters()]
         results.append((metrics, parameters))
+        sizes.append(size)
     torch.testing.assert_close(*results)
-
-
-def test_the_size_that_fits_into_memory_is_searched_for_once(demos, episodes, tmp_path, monkeypatch):
-    failures = []
-
-    def loss_of_at_most_two(policy, observations, tokens):
-        if len(observations) > 2:
-            failures.append(len(observations))
-            raise torch.OutOfMemoryError("no memory")
-        return token_loss(policy, observations, tokens)
-
-    objective = replace(LEARN_TOKENS, loss=loss_of_at_most_two)
-    monkeypatch.setattr(sft_training, "LEARN_TOKENS", objective)
-    fine_tune(sft_args(demos, tmp_path / "out"))  # four steps of four frames
-    assert failures == [4]
+    assert sizes == [7, 1]  # the next step begins with the size that fits
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
@@ -439,7 +394,7 @@ def test_an_l1_checkpoint_learns_on_and_is_measured_on_held_out_frames(demos, re
     changes = FROM_CHECKPOINT | {"l1": True, "init": str(regressed), "holdout": 0.5, "lr": 1e-4}
     out = fine_tune(sft_args(demos, tmp_path / "out", **changes))
     first, last = read_records(out)
-    assert first["held_out/l1"] < 0.3  # it begins at what it knows
+    assert first["held_out/loss"] < 0.3  # it begins at what it knows
     assert 0 <= last["held_out/accuracy"] <= 1
     assert (out / ACTION_HEAD_FILE).read_bytes() != (regressed / ACTION_HEAD_FILE).read_bytes()
 
@@ -448,11 +403,12 @@ def test_an_action_head_that_was_not_saved_is_found(demos, regressed, tmp_path):
     copy = shutil.copytree(regressed, tmp_path / "out")
     args = sft_args(demos, copy, **REGRESSION)
     data = read_demos(args, tmp_path)
-    actions = actions_of(load_policy(regressed), make_observations(data.train))
-    check_written(args, data, actions, CPU)
+    frames = make_frames(args, data.train, load_statistics(regressed)[KEY])
+    loss, _ = measure(regression_loss, load_policy(regressed), frames)
+    check_written(args, data, loss, CPU)
     shutil.copyfile(data.init.action_head_file, copy / ACTION_HEAD_FILE)  # the random one
     with pytest.raises(SelfCheckError):
-        check_written(args, data, actions, CPU)
+        check_written(args, data, loss, CPU)
 
 
 # Adapters
@@ -519,12 +475,13 @@ def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp
     copy = shutil.copytree(adapters, tmp_path / "out")
     args = sft_args(demos, copy, init=str(headless), **ADAPTERS)
     data = read_demos(args, tmp_path)
-    logits = logits_of(load_policy(adapters), make_observations(data.train))
-    check_written(args, data, logits, CPU)
+    frames = make_frames(args, data.train, load_statistics(adapters)[KEY])
+    loss, _ = measure(token_loss, load_policy(adapters), frames)
+    check_written(args, data, loss, CPU)
     tensors = load_file(copy / "adapter_model.safetensors")
     for name, tensor in tensors.items():
         if "lm_head" in name:
             tensor.zero_()
     save_file(tensors, copy / "adapter_model.safetensors")
     with pytest.raises(SelfCheckError):
-        check_written(args, data, logits, CPU)
+        check_written(args, data, loss, CPU)

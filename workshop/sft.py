@@ -13,9 +13,8 @@ adapters on every linear map, including the token head, and the proprio projecto
 which train_grpo.py and eval.py take as --checkpoint. Both hold sft_metrics.jsonl, sft_run.json (how it was made) and
 first_frame.png (what the network sees).
 
-With every record (--log-every) weights and optimizer are saved, in sft_training.pt. After a kill the same command goes
-on from there, to the same weights. Ctrl-C writes the checkpoint of what has been trained so far, and ends with exit
-code 130; the same command goes on after that, too.
+With every record (--log-every) weights and optimizer are saved, in sft_training.pt. After Ctrl-C or a kill the same
+command goes on from there, to the same weights.
 
 With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
 but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.

@@ -82,32 +82,22 @@ class SftArgs:
     """Crop and colour training images at random, as OpenVLA-OFT does."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of the random weights, the held-out episodes, the batches and the augmentation."""
-    save_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of the stored weights; training is in float32 (bfloat16 autocast on a GPU). Adapters are float32."""
     log_every: Annotated[int, POSITIVE] = 100
     """Optimizer steps per log line, with a measurement on the held-out episodes."""
     device: str = "auto"
     """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""
 
     def __post_init__(self) -> None:
-        if self.init is not None and self.size != TinySize():
-            raise BadInput(
-                f"{SIZE_FLAGS} are for random weights: leave these out, or --init, which has its own sizes"
-            )
-        if self.lora_rank is not None and (self.init is None or self.num_images is not None):
-            raise BadInput(
-                "--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images"
-            )
-        if not self.proprio and self.init is not None:
-            raise BadInput(
-                "--no-proprio is for random weights, a checkpoint reads what it was built for: leave out --init or "
-                "--no-proprio"
-            )
-        if self.l1 and self.lora_rank is not None:
-            raise BadInput(
-                "--l1 trains all parameters of a small network, --lora-rank trains adapters: leave out one of the two"
-            )
         check_numbers(self)
+        has_sizes = self.size != TinySize() or not self.proprio
+        if self.init is not None and has_sizes:
+            raise BadInput(
+                f"{SIZE_FLAGS} and --no-proprio are for random weights: leave them out, or --init, which has its own"
+            )
+        if self.lora_rank is not None and (self.init is None or self.num_images is not None or self.l1):
+            raise BadInput(
+                "--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images and --l1"
+            )
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: a linear warm-up, then half a cosine down to one hundredth."""

@@ -23,14 +23,7 @@ from vla.hub import resolve_checkpoint
 from vla.images import centre_crop, decode_jpeg, lanczos_resize
 from vla.preprocessing import ImageProcessor
 from vla.tokens import encode
-from workshop.demo_files import (
-    CHUNK_LENGTH,
-    LIBERO_SIZES,
-    RECIPE_FILE,
-    DemoEpisode,
-    list_episodes,
-    read_episode,
-)
+from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, list_episodes, read_episode
 from workshop.foreign_demos import find_demos, is_foreign, open_foreign
 from workshop.sft_config import Flip, SftArgs
 from workshop.tiny import make_tiny_checkpoint
@@ -60,11 +53,15 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
     checkpoint = find_or_make_checkpoint(args, scratch)
     init = inspect_checkpoint(checkpoint, args.num_images)
-    check_checkpoint(init, args.l1)
+    if init.config.chunk_length != CHUNK_LENGTH:
+        raise BadInput(
+            f"--init {checkpoint}: its chunks have not {CHUNK_LENGTH} actions: give another checkpoint"
+        )
+    if args.l1 and init.action_head_file is None:
+        raise BadInput(f"--l1: {checkpoint} has no action head (action_head--*.pt): leave out --init or --l1")
     image_size = ImageProcessor.load(checkpoint).image_size
     episodes = read_episodes(folders, init.num_images, image_size, args.flip)
     demo_episodes = [episode for episode, _ in episodes]
-    check_sizes(demo_episodes)
     entry = dataset_statistics(demo_episodes)
     write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = replace(init, statistics=load_statistics(scratch), statistics_folder=scratch)
@@ -85,30 +82,6 @@ def find_or_make_checkpoint(args: SftArgs, scratch: Path) -> Path:
         l1_head=args.l1,
         size=args.size,
     )
-
-
-def check_checkpoint(init: CheckpointInfo, needs_l1_head: bool) -> None:
-    """Raise BadInput if the checkpoint cannot learn from demonstrations."""
-    checkpoint = init.weights_folder
-    if init.config.chunk_length != CHUNK_LENGTH:
-        raise BadInput(
-            f"--init {checkpoint}: chunks of {init.config.chunk_length} actions; demonstrations have {CHUNK_LENGTH}: "
-            "give another checkpoint"
-        )
-    if needs_l1_head and init.action_head_file is None:
-        raise BadInput(
-            f"--l1: {checkpoint} has no action head (action_head--*.pt) to train further: leave out --init or --l1"
-        )
-
-
-def check_sizes(episodes: Sequence[DemoEpisode]) -> None:
-    """Raise BadInput if actions or states do not have LIBERO's sizes."""
-    for episode in episodes:
-        sizes = (episode.actions.shape[1], episode.proprio.shape[1])
-        if sizes != LIBERO_SIZES:
-            raise BadInput(
-                f"--demos: expected {LIBERO_SIZES} numbers in an action and a state, found {sizes}"
-            )
 
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
@@ -134,37 +107,34 @@ def collected_suite(folder: Path) -> str:
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
-    """All episodes and their pictures, read one after the other; the JPEG files of the pictures are not kept.
+    """All episodes and their pictures; the JPEG files of the pictures are not kept. Raises BadInput.
 
-    Folders are our own or foreign (see workshop/foreign_demos.py, also for `flip`). Raises BadInput.
+    Folders are our own or foreign (see workshop/foreign_demos.py, also for `flip`).
     """
     episodes = []
-    with ThreadPoolExecutor() as pool:  # decoding and resizing release Python's lock
-        for folder in folders:
-            if is_foreign(folder):
-                num_episodes, stored_episodes = open_foreign(folder, flip)
-            else:
-                paths = list_episodes(folder)
-                num_episodes = len(paths)
-                stored_episodes = ((str(path), read_episode(path)) for path in paths)
-            with show_progress(f"reading {folder}", num_episodes, "episodes") as activity:
-                for location, episode in stored_episodes:
-                    images = _read_images(location, episode, num_images, image_size, pool)
-                    without_files = replace(episode, jpegs=[[]] * len(images))
-                    episodes.append((without_files, images))
-                    activity.advance(1)
+    for folder in folders:
+        if is_foreign(folder):
+            num_episodes, stored_episodes = open_foreign(folder, flip)
+        else:
+            paths = list_episodes(folder)
+            num_episodes = len(paths)
+            stored_episodes = ((str(path), read_episode(path)) for path in paths)
+        with show_progress(f"reading {folder}", num_episodes, "episodes") as activity:
+            for location, episode in stored_episodes:
+                images = _read_images(location, episode, num_images, image_size)
+                episodes.append((replace(episode, jpegs=[]), images))
+                activity.advance(1)
     return episodes
 
 
-def _read_images(
-    location: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor
-) -> Images:
+def _read_images(location: str, episode: DemoEpisode, num_images: int, image_size: int) -> Images:
     num_cameras = len(episode.jpegs[0])
     if num_cameras < num_images:
         raise BadInput(f"{location}: {num_cameras} images per frame, --num-images {num_images} needs more")
     files = [jpeg for frame in episode.jpegs for jpeg in frame[:num_images]]
     try:
-        images = np.stack(list(pool.map(_read_image, files, [image_size] * len(files))))
+        with ThreadPoolExecutor() as pool:  # decoding and resizing release Python's lock
+            images = np.stack(list(pool.map(_read_image, files, [image_size] * len(files))))
     except ValueError as fault:
         raise BadInput(f"{location}: no readable JPEG file: {fault}; collect it again") from fault
     return images.reshape(-1, num_images, *images.shape[1:])
@@ -203,16 +173,14 @@ def dataset_statistics(episodes: Sequence[DemoEpisode]) -> StatisticsEntry:
 
 
 def _vector_statistics(values: np.ndarray) -> dict[str, list[float]]:
-    q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
-    rows = {
-        "mean": values.mean(0),
-        "std": values.std(0),
-        "min": values.min(0),
-        "max": values.max(0),
-        "q01": q01,
-        "q99": q99,
+    return {
+        "mean": values.mean(0).tolist(),
+        "std": values.std(0).tolist(),
+        "min": values.min(0).tolist(),
+        "max": values.max(0).tolist(),
+        "q01": np.quantile(values, 0.01, axis=0).tolist(),
+        "q99": np.quantile(values, 0.99, axis=0).tolist(),
     }
-    return {name: row.tolist() for name, row in rows.items()}
 
 
 def split_episodes(episodes: Episodes, holdout: float, seed: int) -> tuple[Episodes, Episodes]:
@@ -232,16 +200,11 @@ def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
 
 
 def chunk_actions(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
-    """The normalised actions of every frame's chunk, (N, 8, D) float64: what an L1 head learns to predict."""
-    chunks = []
-    for episode, _ in episodes:
-        steps = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)
-        chunks.append(episode.actions[steps])
-    actions = np.concatenate(chunks)  # (N, 8, 7 or 4)
-    is_gripper_binary = not statistics.action.mask[-1]
-    if is_gripper_binary:
-        actions = from_env(actions)
-    return torch.from_numpy(normalise(actions, statistics.action))
+    """The normalised actions of every frame's chunk, (N, 8, 7) float64: what an L1 head learns to predict."""
+    chunks = [
+        episode.actions[episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for episode, _ in episodes
+    ]
+    return torch.from_numpy(normalise(from_env(np.concatenate(chunks)), statistics.action))
 
 
 def make_observations(episodes: Episodes, cropped: bool = True) -> list[Observation]:

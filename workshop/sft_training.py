@@ -1,5 +1,6 @@
-"""Train a policy on demonstrations and write it: what workshop.sft does once its flags are read."""
+"""Train a policy on demonstrations, write it and check it: what workshop.sft does once its flags are read."""
 
+import gc
 import json
 import os
 import time
@@ -10,30 +11,38 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
 
-from contracts import BadInput, Observation, first_line, unfinished_folder, write_json
+from contracts import BadInput, SelfCheckError, first_line, unfinished_folder, write_json
 from experiment.checkpoints import write_trainer_state
 from experiment.file_lock import locked
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
-from experiment.stopping import interruptible
 from experiment.terminal import say, show_progress
+from vla.dataset_statistics import DatasetStatistics
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
 from vla.memory import plan_update
 from vla.policy import Policy
-from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
-from workshop.sft_data import Demos, make_observations, read_demos
+from workshop.sft_data import (
+    KEY_SUFFIX,
+    Demos,
+    Episodes,
+    chunk_actions,
+    chunk_tokens,
+    make_observations,
+    read_demos,
+)
 from workshop.sft_update import (
-    LEARN_ACTIONS,
-    LEARN_TOKENS,
-    Objective,
+    Frames,
+    Loss,
     Student,
     augment_observations,
-    make_student_optimizer,
+    measure,
     proprio_noise_scale,
+    regression_loss,
+    token_loss,
     training_step,
 )
 from workshop.whole_network import WholeNetwork
@@ -41,18 +50,12 @@ from workshop.whole_network import WholeNetwork
 SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
 STATE_FILE = "sft_training.pt"  # of an unfinished training
+WEIGHT_DECAY = 0.02
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What a training learns from, and what it is measured on. Targets are those of the objective."""
-
-    frames: list[Observation]  # N; not cropped if training augments them
-    targets: Tensor  # (N, ...)
-    noise_scale: np.ndarray  # (D,): see `proprio_noise_scale`
-    held_out_frames: list[Observation]  # cropped as in evaluation
-    held_out_targets: Tensor | None  # None: no frames are held out
+CHECKED_EPISODES = 4  # training episodes on which the policy is compared before and after saving
+# How much its loss may change there: weights are rounded to bfloat16.
+CLOSE = 0.03
+CLOSE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,9 @@ class Training:
 
 
 def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
-    """Train, save, and check what was saved; returns the folder.
+    """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair.
 
     argv: the command line, which SFT_RUN_FILE records (from Python: none).
-    Raises BadInput for what the user can repair, and KeyboardInterrupt after saving a training that was interrupted.
     """
     state_file = args.out / STATE_FILE
     if args.out.exists() and not state_file.exists():
@@ -82,37 +84,33 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
         device = choose_device(args.device, args.init)
         limit_memory(args.memory_budget, device)
         demos = read_demos(args, scratch)
+        loss_before = train_and_save(args, demos, device, scratch)
         run = {
             "arguments": json.loads(json.dumps(asdict(args), default=str)),
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
             **provenance(argv),
         }
-        run["steps"], outputs = train_and_save(args, demos, device, scratch)
         write_json(args.out / SFT_RUN_FILE, run)
-        check_written(args, demos, outputs, device)
-        if run["steps"] < args.steps:
-            raise KeyboardInterrupt
+        check_written(args, demos, loss_before, device)
         state_file.unlink()
     return args.out
 
 
-def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: Path) -> tuple[int, Tensor]:
-    """Returns the number of steps taken, and the trained network's outputs on the first episodes.
-
-    Outputs are logits (N, A, 256); with --l1 the normalised actions of the L1 head, (N, 8, D).
-    """
-    policy = load_policy(args, demos, device)
-    steps_taken = train(args, demos, policy, scratch)
+def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: Path) -> float:
+    """Returns the trained policy's loss on the first episodes, as `check_written` measures it again."""
+    policy = load_student(args, demos, device)
+    train(args, demos, policy, scratch)
     if isinstance(policy, Policy):
         policy.save_adapter(args.out, looks=" ".join(demos.looks))
     else:
-        policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
-    observations = make_observations(demos.train[:SHOWN_EPISODES])
-    return steps_taken, objective_of(args).outputs(policy, observations)
+        policy.save(args.out, demos.looks)
+    statistics = demos.init.statistics[demos.unnorm_key]
+    frames = make_frames(args, demos.train[:CHECKED_EPISODES], statistics)
+    return measure(loss_of(args), policy, frames)[0]
 
 
-def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Student:
+def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
     """The checkpoint to train, with the demonstrations' statistics: with adapters, or as a whole."""
     if args.lora_rank is None:
         return WholeNetwork(demos.init, demos.unnorm_key, device, trains_l1_head=args.l1)
@@ -128,81 +126,73 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Student:
     return Policy.load(str(args.init), options)
 
 
-def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
-    """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
-    objective = objective_of(args)
-    lesson = prepare_lesson(args, demos, objective)
-    micro_batch_size = plan_micro_batch(args, policy)  # before the optimizer takes its memory
-    training = begin_training(args, policy, scratch, settings_of(args, len(lesson.frames)))
-    optimizer = training.optimizer
-    generator = training.generator
-    last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
-    steps_taken = int(last_record["step"])
-    started = time.monotonic() - last_record["seconds"]
-    say(f"{len(lesson.frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
-    say(f"beginning after step {steps_taken} of {args.steps}")
-    unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
-    try:
-        with (
-            interruptible(),
-            show_progress("training", args.steps - steps_taken, "steps") as activity,
-        ):
-            while steps_taken < args.steps:
-                # 1. Draw frames at random, with replacement.
-                rows = torch.randint(
-                    len(lesson.frames), (args.batch_size,), device=policy.device, generator=generator
-                ).tolist()
-                observations = [lesson.frames[row] for row in rows]
-
-                # 2. Augment their pictures, and add noise to their robot states.
-                observations = augment_observations(observations, lesson.noise_scale, args.augment, generator)
-
-                # 3. One optimizer step.
-                lr = args.learning_rate(steps_taken)
-                micro_batch_size, metrics = training_step(
-                    objective, policy, optimizer, observations, lesson.targets[rows], lr, micro_batch_size
-                )
-                unrecorded.append(metrics)
-                steps_taken += 1
-                activity.advance(1)
-
-                # 4. Record the means since the last record, measure on the held-out frames, and save the training.
-                if steps_taken % args.log_every == 0 or steps_taken == args.steps:
-                    means = {name: fmean(step[name] for step in unrecorded) for name in metrics}
-                    record = {"step": steps_taken, **means, "seconds": time.monotonic() - started}
-                    record |= measure_held_out(objective, policy, lesson)
-                    add_record(training, record | system_metrics())
-                    unrecorded.clear()
-    except KeyboardInterrupt:
-        say(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
-    return steps_taken
-
-
-def prepare_lesson(args: SftArgs, demos: Demos, objective: Objective) -> Lesson:
-    """Make all frames and targets once."""
+def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
+    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`."""
+    loss = loss_of(args)
     statistics = demos.init.statistics[demos.unnorm_key]
-    frames = make_observations(demos.train, cropped=not args.augment)
-    held_out_targets = objective.make_targets(demos.held_out, statistics) if demos.held_out else None
-    return Lesson(
-        frames=frames,
-        targets=objective.make_targets(demos.train, statistics),
-        noise_scale=proprio_noise_scale(frames),
-        held_out_frames=make_observations(demos.held_out),
-        held_out_targets=held_out_targets,
-    )
+    frames = make_frames(args, demos.train, statistics, cropped=not args.augment)
+    held_out = make_frames(args, demos.held_out, statistics) if demos.held_out else None
+    noise_scale = proprio_noise_scale(frames.observations)
+    micro_batch_size = args.batch_size
+    if isinstance(policy, Policy):  # before the optimizer takes its memory
+        plan = plan_update(policy, "auto", "auto", args.batch_size)
+        micro_batch_size = plan.micro_batch_size
+    training = begin_training(args, policy, scratch, len(frames))
+    steps_taken = int(training.records[-1]["step"]) if training.records else 0
+    say(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
+    say(f"beginning after step {steps_taken} of {args.steps}")
+    started = time.monotonic()
+    unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
+    with show_progress("training", args.steps - steps_taken, "steps") as activity:
+        for step in range(steps_taken, args.steps):
+            # 1. Draw frames at random, with replacement.
+            rows = torch.randint(
+                len(frames), (args.batch_size,), device=policy.device, generator=training.generator
+            ).tolist()
+            observations = [frames.observations[row] for row in rows]
+
+            # 2. Augment their pictures, and add noise to their robot states.
+            observations = augment_observations(observations, noise_scale, args.augment, training.generator)
+
+            # 3. One optimizer step.
+            training.optimizer.param_groups[0]["lr"] = args.learning_rate(step)
+            batch = Frames(observations, frames.targets[rows])
+            micro_batch_size, metrics = training_step(
+                loss, policy, training.optimizer, batch, micro_batch_size
+            )
+            unrecorded.append(metrics)
+            activity.advance(1)
+
+            # 4. Record the means since the last record, measure on the held-out frames, and save the training.
+            if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
+                means = {name: fmean(one[name] for one in unrecorded) for name in metrics}
+                record = {"step": step + 1, **means, "seconds": time.monotonic() - started}
+                if held_out is not None:
+                    record["held_out/loss"], record["held_out/accuracy"] = measure(loss, policy, held_out)
+                training.records.append(record | system_metrics())
+                say(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
+                save_training(training)
+                unrecorded.clear()
 
 
-def plan_micro_batch(args: SftArgs, policy: Student) -> int:
-    """How many frames of an optimizer step are computed at once. A whole small network tries all of them first."""
-    if not isinstance(policy, Policy):
-        return args.batch_size
-    return plan_update(policy, "auto", "auto", args.batch_size).micro_batch_size
+def loss_of(args: SftArgs) -> Loss:
+    return regression_loss if args.l1 else token_loss
 
 
-def begin_training(args: SftArgs, policy: Student, scratch: Path, settings: dict[str, object]) -> Training:
+def make_frames(
+    args: SftArgs, episodes: Episodes, statistics: DatasetStatistics, cropped: bool = True
+) -> Frames:
+    """All frames of episodes with the targets of the loss; cropped as in evaluation, or not yet."""
+    make_targets = chunk_actions if args.l1 else chunk_tokens
+    return Frames(make_observations(episodes, cropped), make_targets(episodes, statistics))
+
+
+def begin_training(args: SftArgs, policy: Student, scratch: Path, num_frames: int) -> Training:
     """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on."""
-    optimizer = make_student_optimizer(policy)
+    optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
+    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
+    del settings["out"]
     training = Training(args.out, scratch, settings, policy, optimizer, generator)
     if (args.out / STATE_FILE).exists():
         restore_training(training)
@@ -211,53 +201,20 @@ def begin_training(args: SftArgs, policy: Student, scratch: Path, settings: dict
     return training
 
 
-def settings_of(args: SftArgs, num_frames: int) -> dict[str, object]:
-    """What two commands must have in common for the second one to go on with the training of the first."""
-    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
-    del settings["out"]
-    return settings
-
-
-def objective_of(args: SftArgs) -> Objective:
-    return LEARN_ACTIONS if args.l1 else LEARN_TOKENS
-
-
-def measure_held_out(objective: Objective, policy: Student, lesson: Lesson) -> dict[str, float]:
-    """The metrics on the held-out frames, if there are any."""
-    if lesson.held_out_targets is None:
-        return {}
-    return objective.measure(objective.outputs(policy, lesson.held_out_frames), lesson.held_out_targets)
-
-
-def add_record(training: Training, record: dict[str, float]) -> None:
-    """Show a record and save the training. If the disk cannot be written, the training goes on."""
-    training.records.append(record)
-    say(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
-    try:
-        save_training(training)
-    except OSError as error:
-        place = error.filename or training.out
-        say(f"{place} could not be written ({error.strerror}); training goes on")
-
-
 def save_training(training: Training) -> None:
     """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
+    parameters = {name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()}
     contents: dict[str, object] = {
         "settings": training.settings,
         "records": training.records,
-        "parameters": {
-            name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()
-        },
+        "parameters": parameters,
         "optimizer": training.optimizer.state_dict(),
         "generator": training.generator.get_state(),
     }
     draft = training.scratch / STATE_FILE
-    try:
-        write_trainer_state(draft, contents)
-        training.out.mkdir(exist_ok=True)
-        os.replace(draft, training.out / STATE_FILE)
-    finally:
-        draft.unlink(missing_ok=True)  # on a full disk the checkpoint needs its space
+    write_trainer_state(draft, contents)
+    training.out.mkdir(exist_ok=True)
+    os.replace(draft, training.out / STATE_FILE)
     lines = [json.dumps(record) + "\n" for record in training.records]
     (training.out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
 
@@ -282,3 +239,35 @@ def restore_training(training: Training) -> None:
     training.optimizer.load_state_dict(stored["optimizer"])
     training.generator.set_state(stored["generator"])
     training.records.extend(stored["records"])
+
+
+def check_written(args: SftArgs, demos: Demos, loss_before: float, device: torch.device) -> None:
+    """Load what was written as every program will, and compare its loss on training frames with that before saving.
+
+    A policy with a low loss that never succeeds is most often not read as it was trained: without its token head, or
+    with other statistics. Also writes first_frame.png. Raises SelfCheckError when the losses differ.
+    """
+    gc.collect()  # frees the network that was trained: there may be no memory for two
+    torch.cuda.empty_cache()
+    options = LoadOptions(
+        task_suite=demos.unnorm_key,
+        unnorm_key=demos.unnorm_key,
+        device=device,
+        frozen_weights="auto" if args.lora_rank else "float32",
+        compile="off",
+    )
+    policy = Policy.load(str(args.out), options)
+    frames = make_frames(args, demos.train[:CHECKED_EPISODES], policy.statistics)
+    first_frame = np.concatenate(list(policy.model_inputs.images_of(frames.observations[0])), axis=1)
+    Image.fromarray(first_frame).save(args.out / "first_frame.png")
+    loss, accuracy = measure(loss_of(args), policy, frames)
+    finding = f"{args.out}, read again: a loss of {loss:.4g} on training frames, {loss_before:.4g} before"
+    is_close = abs(loss - loss_before) <= CLOSE + CLOSE_SHARE * loss_before  # also False for NaN
+    if not is_close:
+        raise SelfCheckError(f"{finding}: what was written is not what was trained")
+    say(f"{finding}, {accuracy:.1%} of the actions are as demonstrated; statistics: {demos.unnorm_key}")
+    suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
+    say(
+        f"Evaluate it on its tasks: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ..."
+    )
+    say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")

@@ -1,13 +1,13 @@
-"""The parts of a supervised step: what is learned, frames as training sees them, and the step itself.
+"""The parts of a supervised step: frames as training sees them, the losses, and the step itself.
 
 A policy learns the tokens of the demonstrated chunks, or with --l1 their continuous actions. The loss of tokens is over
 all ids, as openvla-oft's: the token head of a checkpoint that was trained by L1 regression gives words the highest
 logits, while RL, like an argmax over all ids, needs action tokens there.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,38 +16,32 @@ from torch.nn import functional as F
 
 from contracts import BadInput, Observation
 from rl.optimizer import Statistics, accumulate_gradient, optimizer_step
-from vla.dataset_statistics import DatasetStatistics
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment
-from workshop.sft_data import Episodes, chunk_actions, chunk_tokens
 from workshop.whole_network import WholeNetwork
 
-WEIGHT_DECAY = 0.02
 MAX_GRAD_NORM = 1.0
-NETWORK_BETAS = (0.9, 0.98)  # of AdamW, for all parameters of a small network
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
+MEASURED_AT_ONCE = 8  # frames
 
 Student = Policy | WholeNetwork
+# (policy, observations, targets) -> mean loss and accuracy, (): `token_loss` or `regression_loss`.
+Loss = Callable[[Student, Sequence[Observation], Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Objective:
-    """What a policy learns of the demonstrations: how targets, losses, outputs and measurements are computed."""
+class Frames:
+    """What a policy sees, and what is to be learned there."""
 
-    make_targets: Callable[[Episodes, DatasetStatistics], Tensor]
-    # (policy, observations, targets) -> mean loss and accuracy, ()
-    loss: Callable[[Student, Sequence[Observation], Tensor], tuple[Tensor, Tensor]]
-    outputs: Callable[[Student, Sequence[Observation]], Tensor]  # on the CPU, without gradient
-    measure: Callable[[Tensor, Tensor], dict[str, float]]  # (outputs, targets) of held-out frames -> metrics
+    observations: list[Observation]  # N
+    targets: Tensor  # (N, ...) on the CPU: `chunk_tokens` or `chunk_actions`
 
+    def __len__(self) -> int:
+        return len(self.observations)
 
-def make_student_optimizer(policy: Student) -> torch.optim.Optimizer:
-    """AdamW over all that the policy trains. Its learning rate is set step by step."""
-    optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
-    if isinstance(policy, WholeNetwork):
-        optimizer.param_groups[0]["betas"] = NETWORK_BETAS
-    return optimizer
+    def __getitem__(self, rows: slice) -> "Frames":
+        return Frames(self.observations[rows], self.targets[rows])
 
 
 def proprio_noise_scale(observations: Sequence[Observation]) -> np.ndarray:
@@ -81,13 +75,7 @@ def augment_observations(
 
 
 def training_step(
-    objective: Objective,
-    policy: Student,
-    optimizer: torch.optim.Optimizer,
-    observations: Sequence[Observation],
-    targets: Tensor,
-    lr: float,
-    micro_batch_size: int,
+    loss: Loss, policy: Student, optimizer: torch.optim.Optimizer, frames: Frames, micro_batch_size: int
 ) -> tuple[int, dict[str, float]]:
     """Take an optimizer step on the mean loss of the frames.
 
@@ -95,24 +83,35 @@ def training_step(
     the next step, and loss, accuracy and the gradient's norm. Raises BadInput for a training that has diverged, and
     when nothing fits into memory.
     """
-    optimizer.param_groups[0]["lr"] = lr
 
     def loss_of_rows(rows: slice) -> tuple[Tensor, Statistics]:
-        loss, accuracy = objective.loss(policy, observations[rows], targets[rows])
-        share = len(observations[rows]) / len(observations)
-        return share * loss, {"loss": share * loss.detach(), "accuracy": share * accuracy}
+        part = frames[rows]
+        share = len(part) / len(frames)
+        mean_loss, accuracy = loss(policy, part.observations, part.targets)
+        return share * mean_loss, {"loss": share * mean_loss.detach(), "accuracy": share * accuracy}
 
     size_that_fits, statistics = accumulate_gradient(
-        policy, optimizer, len(observations), loss_of_rows, micro_batch_size
+        policy, optimizer, len(frames), loss_of_rows, micro_batch_size
     )
-    gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
+    norm = optimizer_step(optimizer, MAX_GRAD_NORM).item()
     optimizer.zero_grad(set_to_none=True)
-    if gradient_norm.isnan():
+    if math.isnan(norm):
         raise BadInput(
             "the training has diverged: a gradient is not finite, or enormous; begin again with a lower --lr"
         )
     metrics = {name: sum(part[name].item() for part in statistics) for name in ("loss", "accuracy")}
-    return size_that_fits, metrics | {"grad_norm": gradient_norm.item()}
+    return size_that_fits, metrics | {"grad_norm": norm}
+
+
+@torch.no_grad()
+def measure(loss: Loss, policy: Student, frames: Frames) -> tuple[float, float]:
+    """Mean loss and accuracy on frames, without training."""
+    sums = torch.zeros(2, device=policy.device)
+    for start in range(0, len(frames), MEASURED_AT_ONCE):
+        part = frames[start : start + MEASURED_AT_ONCE]
+        sums += len(part) * torch.stack(loss(policy, part.observations, part.targets))
+    mean_loss, accuracy = (sums / len(frames)).tolist()
+    return mean_loss, accuracy
 
 
 def token_loss(policy: Student, observations: Sequence[Observation], tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,56 +129,9 @@ def regression_loss(
 ) -> tuple[Tensor, Tensor]:
     """openvla-oft's loss of an L1 head, the mean absolute error of normalised actions (B, 8, D), and the share of
     actions that become the right token; both ()."""
-    predicted = predict_actions(policy, observations)
-    loss = (predicted - actions.to(predicted)).abs().mean()
-    accuracy = share_of_equal_tokens(predicted.detach().cpu(), actions)
-    return loss, loss.new_tensor(accuracy)
-
-
-def predict_actions(policy: Student, observations: Sequence[Observation]) -> Tensor:
-    """The L1 head's normalised actions, (B, 8, D) float32, with gradient to all that learns."""
     assert policy.action_head is not None
     _, hidden = policy.chunk_outputs(observations)
-    return policy.action_head(hidden.float())
-
-
-def share_of_equal_tokens(predicted: Tensor, actions: Tensor) -> float:
-    """The share of normalised actions, both (..., D) on the CPU, that become the same action token."""
-    return float((encode(predicted.numpy()) == encode(actions.numpy())).mean())
-
-
-@torch.no_grad()
-def in_batches(
-    compute: Callable[[Sequence[Observation]], Tensor], observations: Sequence[Observation]
-) -> Tensor:
-    """What `compute` returns for the observations, (N, ...) on the CPU; it gets 8 of them at a time."""
-    starts = range(0, len(observations), 8)
-    return torch.cat([compute(observations[start : start + 8]).cpu() for start in starts])
-
-
-def logits_of(policy: Student, observations: Sequence[Observation]) -> Tensor:
-    """The action tokens' logits, (N, A, 256) float32 on the CPU, without gradient."""
-    return in_batches(policy.chunk_logits, observations)
-
-
-def actions_of(policy: Student, observations: Sequence[Observation]) -> Tensor:
-    """The L1 head's normalised actions, (N, 8, D) float32 on the CPU, without gradient."""
-    return in_batches(partial(predict_actions, policy), observations)
-
-
-def measure_tokens(logits: Tensor, tokens: Tensor) -> dict[str, float]:
-    """How well held-out frames are predicted: nats per action token, and the share of tokens that are right."""
-    targets = tokens - FIRST_ACTION_TOKEN
-    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    accuracy = (logits.argmax(-1) == targets).float().mean()
-    return {"held_out/nll": nll.item(), "held_out/accuracy": accuracy.item()}
-
-
-def measure_actions(predicted: Tensor, actions: Tensor) -> dict[str, float]:
-    """How well held-out frames are predicted: mean absolute error, and the share of tokens that are right."""
-    error = (predicted - actions).abs().mean()
-    return {"held_out/l1": error.item(), "held_out/accuracy": share_of_equal_tokens(predicted, actions)}
-
-
-LEARN_TOKENS = Objective(chunk_tokens, token_loss, logits_of, measure_tokens)
-LEARN_ACTIONS = Objective(chunk_actions, regression_loss, actions_of, measure_actions)
+    predicted = policy.action_head(hidden.float())
+    loss = (predicted - actions.to(predicted)).abs().mean()
+    predicted_tokens = encode(predicted.detach().cpu().numpy())
+    return loss, loss.new_tensor((predicted_tokens == encode(actions.numpy())).mean())
