@@ -43,8 +43,10 @@ def parse_flags(
     )
 
 
-def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
+def main_guard(program: str, main: Callable[[Sequence[str]], object], knows_ranks: bool = False) -> int:
     """Run `main(argv)` of a program and return its exit code.
+
+    knows_ranks: whether several processes of it can work together. Others would all write the same files.
 
     0: done, or time is up; 2: a problem that the user can repair; 130: interrupted. Other exceptions pass through, so
     that Python prints a traceback and exits with 1.
@@ -52,6 +54,13 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     complete_environment()
     if "RANK" in os.environ:
         program += f", rank {os.environ['RANK']}"
+    num_ranks = os.environ.get("WORLD_SIZE", "1")
+    if num_ranks != "1" and not knows_ranks:
+        print(
+            f"{program}: knows no ranks, but WORLD_SIZE is {num_ranks}: start it without torchrun",
+            file=sys.stderr,
+        )
+        return 2
     handle_stop_signals(partial(_leave, program))
     try:
         main(sys.argv[1:])

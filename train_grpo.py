@@ -240,4 +240,4 @@ def record_and_save(
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard("train_grpo.py", main))
+    sys.exit(main_guard("train_grpo.py", main, knows_ranks=True))

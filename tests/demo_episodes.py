@@ -12,20 +12,20 @@ from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_e
 from workshop.demos import DemosArgs
 from workshop.noisy_episode import Attempt
 
-SIDE = 64  # pixels of the images; real ones have 256
+SIDE = 64  # pixels of the images; real ones have 256, and foreign ones must have
 FRAMES = 4
 FRAME_GAP = 8  # env steps from frame to frame
 INSTRUCTIONS = ("pick up the black bowl", "push the plate to the front of the stove")
 
 
-def raw_images(episode: int, frames: int = FRAMES) -> np.ndarray:
-    """Blurred noise as rendered, before JPEG: uint8 (F, 2, SIDE, SIDE, 3)."""
+def raw_images(episode: int, frames: int = FRAMES, side: int = SIDE) -> np.ndarray:
+    """Blurred noise as rendered, before JPEG: uint8 (F, 2, side, side, 3)."""
     noise = np.random.default_rng([episode, 1]).integers(0, 256, (frames, 2, 5, 5, 3), dtype=np.uint8)
     images = [
-        Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
         for image in noise.reshape(-1, 5, 5, 3)
     ]
-    return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, SIDE, SIDE, 3)
+    return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, side, side, 3)
 
 
 def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
@@ -35,7 +35,6 @@ def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCT
     actions[:, 6] = rng.choice([-1.0, 1.0], len(actions))
     return DemoEpisode(
         task_id=0,
-        init_state_id=episode,
         instruction=instruction,
         noise_scale=0.1,
         jpegs=[[encode_jpeg(image) for image in frame] for frame in raw_images(episode, frames)],
@@ -74,7 +73,7 @@ class DiesAtFirst:
     def __init__(self, args: DemosArgs) -> None:
         pass
 
-    def __call__(self, attempt: Attempt) -> tuple[str, int]:
+    def __call__(self, attempt: Attempt) -> str:
         if attempt.index == 0:
             os._exit(1)
-        return "failure", 220
+        return "failure"

@@ -27,10 +27,11 @@ Encode = Callable[[np.ndarray], bytes]  # picture -> file
 class Recording:
     """An episode of T env steps, a picture before each."""
 
-    images: np.ndarray  # uint8 (T, 2, SIDE, SIDE, 3)
+    images: np.ndarray  # uint8 (T, 2, 256, 256, 3)
     proprio: np.ndarray  # (T, 8) float32
     actions: np.ndarray  # (T, 7) float32, gripper -1 open, +1 close
     instruction: str
+    success: bool = True
 
 
 def record(episode: int, steps: int = 18) -> Recording:
@@ -39,11 +40,12 @@ def record(episode: int, steps: int = 18) -> Recording:
     actions = rng.uniform(-0.9, 0.9, (steps, 7)).astype(np.float32)
     actions[:, 6] = np.where((np.arange(steps) + episode) // 8 % 2, 1, -1)
     proprio = rng.normal(size=(steps, 8)).astype(np.float32)
+    proprio[:, 3:6] = [np.pi, 0, 0] + 0.1 * proprio[:, 3:6]  # the hand points down
     finger = 0.03
     for step in range(steps):
         proprio[step, 6:] = finger, -finger
         finger = float(np.clip(finger - 0.005 * actions[step, 6], 0, 0.04))
-    return Recording(raw_images(episode, steps), proprio, actions, INSTRUCTIONS[episode % 2])
+    return Recording(raw_images(episode, steps, side=256), proprio, actions, INSTRUCTIONS[episode % 2])
 
 
 def as_our_own(recording: Recording) -> DemoEpisode:
@@ -62,7 +64,7 @@ def as_our_own(recording: Recording) -> DemoEpisode:
 
 def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
+    Image.fromarray(image).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
@@ -92,10 +94,10 @@ def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False
 
 def _info(num_episodes: int, video: bool) -> dict:
     shapes = {"observation.state": [8], "action": [7]}
-    shapes |= {"timestamp": [1], "episode_index": [1], "task_index": [1]}
+    shapes |= {"timestamp": [1], "episode_index": [1], "task_index": [1], "next.success": [1]}
     features = {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
     for key in CAMERA_KEYS:
-        features[key] = {"dtype": "video" if video else "image", "shape": [64, 64, 3]}
+        features[key] = {"dtype": "video" if video else "image", "shape": [256, 256, 3]}
     return {
         "codebase_version": "v3.0",
         "fps": FPS,
@@ -115,6 +117,7 @@ def _steps(recording: Recording, index: int, instructions: list[str], with_pictu
             "action": action.tolist(),
             "episode_index": index,
             "task_index": instructions.index(recording.instruction),
+            "next.success": recording.success and step == len(recording.actions) - 1,
         }
         if with_pictures:
             for camera, key in enumerate(CAMERA_KEYS):
@@ -180,7 +183,7 @@ def rlds_features(recording: Recording, encode: Encode = png) -> dict[str, list[
         "steps/observation/wrist_image": [encode(image) for image in recording.images[:, 1]],
         "episode_metadata/file_path": [b"demo.hdf5"],
         "steps/is_first": np.arange(steps) == 0,
-        "steps/reward": np.zeros(steps, np.float32),
+        "steps/reward": np.full(steps, recording.success, np.float32) * (np.arange(steps) == steps - 1),
         "steps/observation/joint_state": np.zeros(7 * steps, np.float32),
         "steps/observation/state": recording.proprio.ravel(),
         "steps/action": recording.actions.ravel(),

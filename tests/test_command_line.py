@@ -44,10 +44,10 @@ def test_help_has_the_comments_of_the_fields(capsys):
 # exit codes
 
 
-def run_main(monkeypatch, main) -> int:
+def run_main(monkeypatch, main, knows_ranks: bool = False) -> int:
     monkeypatch.setattr(sys, "argv", ["program.py"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers would stay
-    return main_guard("program.py", main)
+    return main_guard("program.py", main, knows_ranks)
 
 
 def raising(error):
@@ -64,8 +64,14 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
     assert capsys.readouterr() == ("program.py: 2 hours have passed\n", "")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    assert run_main(monkeypatch, raising(KeyboardInterrupt())) == 130
+    assert run_main(monkeypatch, raising(KeyboardInterrupt()), knows_ranks=True) == 130
     assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
+
+
+def test_torchrun_may_start_only_a_program_that_knows_ranks(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_main(monkeypatch, raising(ZeroDivisionError())) == 2
+    assert "torchrun" in capsys.readouterr().err
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch):

@@ -1,12 +1,9 @@
 """Collecting: two real episodes of task 0 by one process and by two, and the bookkeeping with a stand-in simulator."""
 
-import math
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +11,13 @@ import pytest
 
 import workshop.demos
 from contracts import BadInput
-from envs.env import ChunkResult, EnvSpec, Start
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.worker import InlineWorker, NoAnswer
+from envs.worker import InlineWorker
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
 from workshop.demos import DemosArgs, Player, attempt_of, collect
-from workshop.label_shares import fullest_bins
 from workshop.noisy_episode import noise_bursts, record_episode
 
 NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
@@ -30,13 +26,13 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def _args(out: Path = OUT, **changes) -> DemosArgs:
-    return DemosArgs(out, **({"init_states": (3, 5), "noise_scales": (0.3, 0.8), "episodes": 2} | changes))
+    return DemosArgs(out, **({"noise_scales": (0.3, 0.8), "episodes": 2} | changes))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demos")
-    assert collect(_args(folder)) == {"success": 2}
+    assert collect(_args(folder)) == Counter(success=2)
     return folder
 
 
@@ -47,13 +43,6 @@ def test_the_number_of_processes_does_not_change_a_byte(folder, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_command_line_plays_in_workers(tmp_path):
-    command = [sys.executable, "-m", "workshop.demos", "--out", str(tmp_path / "demos"), "--episodes", "1"]
-    ended = subprocess.run([*command, "--num-envs", "2"], cwd=PROJECT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert "1 episodes in " in ended.stdout
-
-
 def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(folder):
     attempt = attempt_of(_args(), 0, 1)
     noise = noise_bursts(attempt.noise_scale, 220, attempt.noise_generator)
@@ -61,7 +50,7 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     executed = episode.actions[: episode.env_steps].astype(np.float64)
     executed[:, :6] = np.clip(executed[:, :6] + noise[: episode.env_steps], -1, 1)
     env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
-    env.reset(Start(attempt.init_state_id))
+    env.reset(Start(None, attempt.seed))
     executed_until = 0
     for step, jpegs, proprio in zip(episode.frame_steps, episode.jpegs, episode.proprio, strict=True):
         if step > executed_until:
@@ -76,7 +65,7 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     env.close()
     assert result.success
     assert abs(result.env_steps - episode.env_steps) <= 1
-    assert (episode.task_id, episode.init_state_id) == (0, attempt.init_state_id)
+    assert episode.task_id == 0
     assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
 
 
@@ -85,16 +74,18 @@ def test_no_value_of_a_motion_is_a_spike_among_the_labels():
     env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
     labels = []
     for index in range(6):
-        attempt = attempt_of(_args(init_states="fresh"), 0, index)
+        attempt = attempt_of(_args(), 0, index)
         result, episode = record_episode(env, attempt, frame_every=NO_MORE_FRAMES, looks="")
         assert result.success
         labels.append(episode.actions)
     env.close()
     motions = np.concatenate(labels)[:, :6]
-    assert (fullest_bins(motions) < 0.05).all()
-    assert (
-        np.linalg.norm(motions, axis=1).min() > 1e-3
-    )  # no frame without motion, as in LIBERO's `no_noops` data
+    low, high = np.quantile(motions, [0.01, 0.99], axis=0)  # what the 256 action tokens divide
+    for values, lowest, highest in zip(motions.T, low, high, strict=True):
+        counts, _ = np.histogram(values.clip(lowest, highest), 256, (lowest, highest))
+        assert counts.max() < 0.05 * len(values)
+    # No frame is without motion, as in LIBERO's `no_noops` data.
+    assert np.linalg.norm(motions, axis=1).min() > 1e-3
 
 
 def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
@@ -118,20 +109,21 @@ def played_ids(monkeypatch):
         outcome = {1: "failure", 2: "fault"}.get(attempt.index, "success")
         if outcome == "success":
             episode_path(player._args.out, attempt.task_id, attempt.index).touch()
-        return outcome, 220
+        return outcome
 
     monkeypatch.setattr(Player, "__call__", play)
+    monkeypatch.setattr(workshop.demos, "ProcessWorker", InlineWorker)
     return episode_ids
 
 
-def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played_ids, tmp_path, capsys):
+def test_the_same_command_plays_what_is_not_there_again(played_ids, tmp_path, capsys):
     assert collect(_args(tmp_path, task_ids=(0, 1), episodes=4)) == Counter(success=4, failure=2, fault=2)
     assert "4 success, 2 failure, 2 fault" in capsys.readouterr().out
     assert played_ids == [(task_id, index) for task_id in (0, 1) for index in range(4)]
     assert len(list_episodes(tmp_path)) == 4
     played_ids.clear()
     collect(_args(tmp_path, task_ids=(0, 1), episodes=5))
-    assert played_ids == [(0, 2), (0, 4), (1, 2), (1, 4)]
+    assert played_ids == [(task_id, index) for task_id in (0, 1) for index in (1, 2, 4)]
 
 
 def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
@@ -145,23 +137,14 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
     ("changes", "flag"),
     [
         ({"noise_scales": ()}, "--noise-scales"),
-        ({"noise_scales": (-1.0,)}, "--noise-scales"),
         ({"task_ids": (0, 0)}, "task ids"),  # two workers would write the same file
-        ({"init_states": (0, 51)}, "--init-states"),
         ({"move_objects": (-2.0,)}, "--move-objects"),
     ],
 )
-def test_flags_that_cannot_work_are_refused_before_the_first_episode(played_ids, tmp_path, changes, flag):
+def test_flags_that_cannot_work_are_refused_before_the_first_episode(tmp_path, changes, flag):
     with pytest.raises(BadInput, match=flag):
         collect(_args(tmp_path / "demos", **changes))
     assert not (tmp_path / "demos").exists()
-
-
-def test_an_output_place_that_cannot_be_written_is_refused_before_the_first_episode(played_ids, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="--out"):
-        collect(_args(tmp_path / "file" / "demos"))
-    assert played_ids == []
 
 
 IDLE_COLLECTION = """
@@ -192,75 +175,7 @@ def test_the_episode_of_a_worker_that_dies_is_a_fault_and_the_others_go_on(monke
     assert collect(_args(tmp_path, episodes=4, num_envs=2)) == Counter(fault=1, failure=3)
 
 
-class HangingWorker(InlineWorker):
-    """As a process in which the first episode of the task hangs, past its deadline."""
-
-    def request(self, attempt, timeout_s):
-        super().request(attempt, timeout_s=timeout_s)
-        self.hangs = attempt.index == 0
-        self.deadline = time.monotonic() if self.hangs else math.inf
-
-    @staticmethod
-    def wait(workers, timeout_s):
-        answered = [worker for worker in workers if not worker.hangs]
-        assert answered or timeout_s == 0.0, "the collection would wait in vain"
-        return answered
-
-    def receive(self):
-        if self.hangs:
-            raise NoAnswer("it gave no answer in time")
-        return super().receive()
-
-
-def test_the_episode_of_a_worker_that_hangs_is_a_fault_although_it_never_answers(
-    monkeypatch, played_ids, tmp_path
-):
-    monkeypatch.setattr(workshop.demos, "ProcessWorker", HangingWorker)
-    assert collect(_args(tmp_path, episodes=4, num_envs=2)) == Counter(fault=2, failure=1, success=1)
-    assert played_ids == [(0, 1), (0, 2), (0, 3)]
-
-
-def test_one_worker_plays_all_episodes_of_a_collection(monkeypatch, played_ids, tmp_path):
-    workers = []
-
-    class CountedWorker(InlineWorker):
-        def __init__(self, *recipe):
-            super().__init__(*recipe)
-            workers.append(self)
-
-    monkeypatch.setattr(workshop.demos, "InlineWorker", CountedWorker)
-    collect(_args(tmp_path, episodes=4))
-    assert (len(workers), len(played_ids)) == (1, 4)
-
-
-def test_the_simulator_of_the_last_task_alone_stays_open(monkeypatch, tmp_path):
-    is_open = {}
-
-    def start(env, *arguments, **keywords):
-        is_open[env.task_id] = True
-        return ChunkResult(None, success=False, executed=0, env_steps=0, done=True, error="stand-in")
-
-    monkeypatch.setattr(LiberoEnv, "reset", start)
-    monkeypatch.setattr(LiberoEnv, "close", lambda env: is_open.update({env.task_id: False}))
-    args = _args(tmp_path)
-    player = Player(args)
-    for task_id in (0, 1, 2):
-        player(attempt_of(args, task_id, 0))
-    assert is_open == {0: False, 1: False, 2: True}
-    player.close()
-    assert is_open == {0: False, 1: False, 2: False}
-
-
-def test_initial_states_and_noise_scales_meet_equally_often():
-    args = DemosArgs(OUT, init_states=(0, 40))
-    attempts = [attempt_of(args, 0, index) for index in range(160)]
-    pairs = Counter((attempt.init_state_id, attempt.noise_scale) for attempt in attempts)
-    assert pairs == dict.fromkeys(product(range(40), args.noise_scales), 1)
-
-
-def test_an_episode_draws_how_far_its_objects_are_moved_and_without_the_flag_they_stay():
-    plain = DemosArgs(OUT)
-    assert {attempt_of(plain, 0, index).moved_cm for index in range(20)} == {0.0}
+def test_an_episode_draws_how_far_its_objects_are_moved():
     moved = DemosArgs(OUT, move_objects=(2.0, 4.0, 6.0, 8.0))
     distances = Counter(attempt_of(moved, 0, index).moved_cm for index in range(500))
     assert distances.keys() == {0.0, 2.0, 4.0, 6.0, 8.0}

@@ -1,7 +1,6 @@
 """Fine-tuning as a whole: from files of demonstrations to a policy that acts as they do."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from configs.config import TrainConfig, changed
 from contracts import BadInput, Observation, SelfCheckError
-from experiment.policies import load_teacher
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import BUNDLED, SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
@@ -163,9 +160,8 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, episodes, tmp_path):
 
 
 def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, episodes, tmp_path):
-    init = make_small_checkpoint(tmp_path / "init")
-    args = sft_args(demos, tmp_path / "out", init=str(init), **FROM_CHECKPOINT)
-    out = fine_tune(args)
+    init = make_small_checkpoint(tmp_path / "init", dtype=torch.bfloat16)
+    out = fine_tune(sft_args(demos, tmp_path / "out", init=str(init), **FROM_CHECKPOINT))
     before = load_network(inspect_checkpoint(init), 56, CPU, torch.float32).state_dict()
     after = load_network(inspect_checkpoint(out), 56, CPU, torch.float32).state_dict()
     unchanged = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
@@ -252,10 +248,6 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(demos, episodes, t
     fine_tune(args)
     with pytest.raises(BadInput, match="exists already"):
         fine_tune(args)
-    with pytest.raises(BadInput, match="exists already"):
-        fine_tune(sft_args(demos, tmp_path))
-    with pytest.raises(BadInput, match="--out"):
-        fine_tune(sft_args(demos, args.out / SFT_RUN_FILE / "out"))
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(demos, episodes, tmp_path):
@@ -267,17 +259,11 @@ def test_a_loss_that_is_not_finite_ends_the_training(demos, episodes, tmp_path):
     ("changes", "flag"),
     [
         ({"holdout": 1.0}, "--holdout"),
-        ({"holdout": 1.5}, "--holdout"),
         ({"steps": 0}, "--steps"),
-        ({"lr": math.nan}, "--lr"),
-        ({"device": "gpu"}, "--device"),
         ({"size": replace(SMALL, vision_dim=17)}, "vision_dim=17.*--image-size"),
         ({"init": "somewhere"}, "--image-size.* --init"),
         ({"lora_rank": 4}, "--init"),
-        ({"proprio": False, "init": "somewhere", **FROM_CHECKPOINT}, "--no-proprio"),
-        ({"l1": True, "init": "somewhere", "lora_rank": 4, **FROM_CHECKPOINT}, "--l1"),
         ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no action head
-        ({"lora_rank": 0, "init": "somewhere", **FROM_CHECKPOINT}, "--lora-rank"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_before_anything_is_written(
@@ -326,17 +312,6 @@ def test_a_step_that_does_not_fit_into_memory_is_taken_in_smaller_parts(episodes
     assert sizes == [7, 1]  # the next step begins with the size that fits
 
 
-def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
-    args = sft_args(Path(), Path(), steps=1100, warmup_steps=100, lr=2.0)
-    assert args.learning_rate(0) == pytest.approx(2.0 / 101)
-    assert args.learning_rate(49) == pytest.approx(2.0 * 50 / 101)
-    assert args.learning_rate(100) == pytest.approx(2.0)
-    assert args.learning_rate(600) == pytest.approx(2.0 * (0.01 + 0.99 * 0.5))
-    assert args.learning_rate(1100) == pytest.approx(0.02)
-    adapter_args = sft_args(Path(), Path(), init="x", lora_rank=4, warmup_steps=0, **FROM_CHECKPOINT)
-    assert adapter_args.learning_rate(0) == 5e-4
-
-
 def test_without_proprio_another_robot_state_gives_equal_logits(demos, episodes, tmp_path):
     out = fine_tune(sft_args(demos, tmp_path / "out", proprio=False))
     assert not inspect_checkpoint(out).uses_proprio
@@ -369,34 +344,13 @@ def test_the_l1_head_acts_as_the_demonstrations_that_it_memorised(episodes, regr
     assert share_as_demonstrated(policy, episodes, "greedy", bins=13) < 0.5
 
 
-@pytest.mark.parametrize("teacher", ["auto", "l1"])
-def test_a_run_from_an_l1_checkpoint_is_taught_by_its_head(episodes, regressed, teacher):
-    assert inspect_checkpoint(regressed).kind == "L1 regression"
-    policy = load_policy(regressed)
-    mode = load_teacher(policy, changed(TrainConfig(), checkpoint=str(regressed), teacher=teacher)).mode
-    assert mode == "l1"
-    observations = observations_of(episodes)
-    assert torch.equal(
-        policy.act_as_teacher(observations, mode).tokens, policy.act(observations, "l1").tokens
-    )
-
-
 def test_an_l1_checkpoint_keeps_the_token_head_that_it_was_built_with(regressed, tmp_path):
-    init = make_tiny_checkpoint(tmp_path / "init", size=WIDER, l1_head=True)
+    init = make_tiny_checkpoint(tmp_path / "init", torch.bfloat16, size=WIDER, l1_head=True)
     before = load_network(inspect_checkpoint(init), 56, CPU, torch.float32)
     after = load_network(inspect_checkpoint(regressed), 56, CPU, torch.float32)
     assert torch.equal(after.language_model.lm_head.weight, before.language_model.lm_head.weight)
     embeddings = (network.language_model.model.embed_tokens.weight for network in (before, after))
     assert not torch.equal(*embeddings)
-
-
-def test_an_l1_checkpoint_learns_on_and_is_measured_on_held_out_frames(demos, regressed, tmp_path):
-    changes = FROM_CHECKPOINT | {"l1": True, "init": str(regressed), "holdout": 0.5, "lr": 1e-4}
-    out = fine_tune(sft_args(demos, tmp_path / "out", **changes))
-    first, last = read_records(out)
-    assert first["held_out/loss"] < 0.3  # it begins at what it knows
-    assert 0 <= last["held_out/accuracy"] <= 1
-    assert (out / ACTION_HEAD_FILE).read_bytes() != (regressed / ACTION_HEAD_FILE).read_bytes()
 
 
 def test_an_action_head_that_was_not_saved_is_found(demos, regressed, tmp_path):
@@ -457,18 +411,6 @@ def test_the_demonstrations_statistics_stay_with_all_that_follows(episodes, head
         policy = load_policy(folder)
         assert same_statistics(policy.statistics, statistics)
         assert share_as_demonstrated(policy, episodes) > 0.9
-
-
-def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(episodes, adapters):
-    policy = load_policy(adapters)
-    teacher = load_teacher(policy, changed(TrainConfig(), checkpoint=str(adapters)))
-    assert (teacher.mode, policy.equals_teacher()) == ("greedy", True)
-    observations = observations_of(episodes)
-    before = policy.act(observations)
-    for _, parameter in policy.named_trainable_parameters():
-        parameter.data.add_(0.05)
-    assert not policy.equals_teacher()
-    assert torch.equal(policy.act_as_teacher(observations).tokens, before.tokens)
 
 
 def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp_path):

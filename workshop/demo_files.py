@@ -36,7 +36,6 @@ class DemoEpisode:
     env_steps: int  # until success
     looks: str = ""  # the asset pack of the images: "official", "lowpoly" or a digest; "": not recorded
     task_id: int | None = None  # None: not known
-    init_state_id: int | None = None  # of the benchmark; None, in older files -1: a fresh one, or not known
 
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:

@@ -9,29 +9,28 @@ made from them (`lerobot/libero`, `HuggingFaceVLA/libero`). For other datasets `
 
 import io
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import snapshot_download
 from PIL import Image
 
 from contracts import BadInput, first_line
-from vla.hub import HUB_TIMEOUT_S, announce_hub
+from envs.env import IMAGE_SIZE
+from experiment.terminal import say
+from vla.hub import announce_hub
 from vla.images import encode_jpeg
 from workshop import rlds
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.sft_config import Flip
-from workshop.stored_episode import StoredEpisode, check_contents, moving_steps
+from workshop.stored_episode import StoredEpisode, check_contents, moving_steps, positive_closes
 
 # Name of a flip -> strides of the image's rows and columns.
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
-FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers show its effect
-LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands must differ by at least so much
 HUB_DATASET = r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)"  # owner/name, and perhaps a folder in it
 VERSION = r"\d+\.\d+\.\d+"
 
@@ -59,8 +58,7 @@ def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
         return folder, ""
     # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
     parts = [*path.resolve().parts, *folder.relative_to(root).parts]
-    names_in_path = [part for part in parts if not re.fullmatch(VERSION, part)]
-    return folder, names_in_path[-1]
+    return folder, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
 
 
 def is_foreign(folder: Path) -> bool:
@@ -73,25 +71,15 @@ def _is_lerobot(folder: Path) -> bool:
 
 
 def _download(repo: str, subfolder: str) -> Path:
-    """Download a dataset of the hub, or take it from the hub's cache if there is no network; returns its folder.
-
-    Raises BadInput if neither has it.
-    """
-    patterns = [f"{subfolder}/*"] if subfolder else None
-    try:
-        # First ask with a timeout, because snapshot_download waits forever where a network drops packets.
-        HfApi().dataset_info(repo, timeout=HUB_TIMEOUT_S)
-        is_offline = False
-    except Exception:  # the hub's library raises errors of several HTTP libraries
-        is_offline = True
+    """Download a dataset of the hub, or take it from the hub's cache; returns its folder. Raises BadInput."""
     try:
         snapshot = snapshot_download(
-            repo, repo_type="dataset", allow_patterns=patterns, local_files_only=is_offline
+            repo, repo_type="dataset", allow_patterns=[f"{subfolder}/*"] if subfolder else None
         )
-    except Exception as error:
+    except Exception as error:  # the hub's library raises errors of several HTTP libraries
         raise BadInput(
             f"--demos {repo}: no such folder, and no dataset of the hub or its cache ({type(error).__name__}): check "
-            f"name and network, or collect demonstrations: python -m workshop.demos --out {repo}"
+            "name and network"
         ) from error
     return Path(snapshot, subfolder)
 
@@ -111,85 +99,60 @@ def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     return lerobot.read_dataset(folder, with_pictures)
 
 
-@dataclass
-class GripperSurvey:
-    """The gripper's commands in a dataset, and how the fingers moved after them."""
-
-    commands: set[float] = field(default_factory=set)  # as stored
-    # For each command: changes of the distance between the fingers (m) over FINGER_STEPS env steps of that command.
-    distance_changes: defaultdict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, episode: StoredEpisode) -> None:
-        """Add an episode. Raises BadInput if its gripper commands are neither -1 and 1 nor 0 and 1."""
-        gripper = episode.actions[:, 6]
-        distance = episode.proprio[:, 6] - episode.proprio[:, 7]
-        self.commands.update(gripper.tolist())
-        if not self.commands <= {-1.0, 1.0} and not self.commands <= {0.0, 1.0}:
-            first_commands = ", ".join(f"{command:g}" for command in sorted(self.commands)[:5])
-            raise BadInput(
-                f"{episode.location}: the gripper's actions are {first_commands}; expected two values, -1 and +1 or 0 "
-                "and 1: round and scale them to these"
-            )
-        for step in range(len(gripper) - FINGER_STEPS):
-            command = gripper[step]
-            if (gripper[step : step + FINGER_STEPS] == command).all():
-                change = float(distance[step + FINGER_STEPS] - distance[step])
-                self.distance_changes[float(command)].append(change)
-
-    def closing_command(self, folder: Path) -> float:
-        """The command after which the fingers come closer. Raises BadInput if their motion does not show it."""
-        low = min(self.commands)
-        high = max(self.commands)
-        change_after_low = np.mean(self.distance_changes[low] or [0.0])
-        change_after_high = np.mean(self.distance_changes[high] or [0.0])
-        difference = change_after_high - change_after_low
-        if abs(difference) < LEAST_FINGER_MOTION_M:
-            raise BadInput(
-                f"{folder}: which value closes the gripper ({low:g} or {high:g}) cannot be told, because the fingers "
-                "of its states never follow: expected their joints (m) as values 7 and 8 of the state"
-            )
-        return high if difference < 0 else low
-
-
 def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
     """Check all numbers of a dataset; returns the number of usable episodes, and a generator of (location, episode).
 
     All numbers are checked before any image is decoded, so that a wrong dataset is refused early. Raises BadInput.
     """
-    survey = GripperSurvey()
+    faults: list[str] = []  # why each episode is left out; "": it is not
+    signs: list[bool | None] = []
     num_steps = 0
-    num_moving_steps = 0
-    num_episodes = 0
-    num_short = 0
+    num_still_steps = 0
     for episode in _read_stored(folder, with_pictures=False):
         check_contents(episode)
-        survey.add(episode)
         num_moving = len(moving_steps(episode.actions))
         num_steps += len(episode.actions)
-        num_moving_steps += num_moving
-        num_episodes += 1
-        num_short += num_moving < CHUNK_LENGTH
-    if num_short == num_episodes:
-        raise BadInput(f"{folder}: none of {num_episodes} episodes moves for {CHUNK_LENGTH} env steps")
-    closing = survey.closing_command(folder)
-    print(
-        f"{folder}: {num_episodes} episodes, gripper {min(survey.commands):g} and {max(survey.commands):g}, "
-        f"{closing:g} closes; left out: {num_short} episodes shorter than a chunk, {num_steps - num_moving_steps} of "
-        f"{num_steps} env steps in which nothing moves",
-        flush=True,
+        num_still_steps += len(episode.actions) - num_moving
+        is_short = num_moving < CHUNK_LENGTH
+        faults.append("failed" if episode.success is False else "shorter than a chunk" if is_short else "")
+        signs.append(None if faults[-1] else positive_closes(episode))
+    closes = majority(signs)
+    for index, sign in enumerate(signs):
+        if sign is not None and sign != closes:
+            faults[index] = "with the gripper's sign turned round"
+    left_out = Counter(fault for fault in faults if fault)
+    counts = ", ".join(f"{count} episodes {fault}" for fault, count in left_out.items()) or "no episode"
+    if left_out.total() == len(faults):
+        raise BadInput(f"{folder}: nothing to learn from: {counts}, of {len(faults)}")
+    if closes is None:
+        raise BadInput(
+            f"{folder}: which value closes the gripper cannot be told, because the fingers of its states never follow: "
+            "expected their joints (m) as values 7 and 8 of the state"
+        )
+    say(
+        f"{folder}: {len(faults)} episodes, the gripper's value {'1' if closes else '0 or -1'} closes; left out: "
+        f"{counts}, {num_still_steps} of {num_steps} env steps in which nothing moves"
     )
-    return num_episodes - num_short, _converted(folder, closing, flip)
+    return faults.count(""), _converted(folder, faults, closes, flip)
 
 
-def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, DemoEpisode]]:
-    """Yield (location, episode) of all episodes that are long enough, without the env steps in which nothing moves."""
+def majority(signs: Sequence[bool | None]) -> bool | None:
+    """The more frequent of True and False; None if there is neither."""
+    counts = Counter(sign for sign in signs if sign is not None)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _converted(
+    folder: Path, faults: Sequence[str], positive_closes: bool, flip: Flip
+) -> Iterator[tuple[str, DemoEpisode]]:
+    """Yield (location, episode) of the episodes without fault, without the env steps in which nothing moves."""
     with ThreadPoolExecutor() as pool:  # threads run in parallel: image codecs release Python's lock
-        for stored in _read_stored(folder, with_pictures=True):
-            kept = moving_steps(stored.actions)
-            if len(kept) < CHUNK_LENGTH:
+        for stored, fault in zip(_read_stored(folder, with_pictures=True), faults, strict=True):
+            if fault:
                 continue
+            kept = moving_steps(stored.actions)
             actions = stored.actions[kept]
-            actions[:, 6] = np.where(actions[:, 6] == closing, 1.0, -1.0)
+            actions[:, 6] = np.where((actions[:, 6] > 0) == positive_closes, 1.0, -1.0)
             # Like openvla-oft, keep only frames that are followed by a whole chunk of actions.
             shown = kept[: len(kept) - CHUNK_LENGTH + 1]
             frames = [stored.pictures[step] for step in shown]
@@ -208,7 +171,7 @@ def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, 
 
 
 def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str) -> list[bytes]:
-    """The images of one frame as JPEG files. Raises BadInput for images that cannot be read or are not square.
+    """The images of one frame as JPEG files. Raises BadInput for images that cannot be read or have another size.
 
     The images that a policy observes are compressed to JPEG and decoded once. A JPEG file has had that already, so it
     stays as it is, if `flip` is "none". Every other image is compressed now.
@@ -228,8 +191,9 @@ def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str)
             raise BadInput(
                 f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
             ) from fault
-        if image.width != image.height:
+        if image.size != (IMAGE_SIZE, IMAGE_SIZE):
             raise BadInput(
-                f"{location}: images of {image.width} x {image.height}; LIBERO's are square: crop them"
+                f"{location}: pictures of {image.width} x {image.height}, a policy sees {IMAGE_SIZE} x {IMAGE_SIZE}: "
+                "render the demonstrations again in that size"
             )
     return jpegs

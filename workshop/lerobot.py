@@ -23,6 +23,7 @@ from workshop.stored_episode import StoredEpisode, choose_cameras
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
 STATES = ("observation.state", "state")
 ACTIONS = ("action", "actions")
+SUCCESS = "next.success"
 # The columns that say where an episode is in a camera's videos.
 VIDEO_PLACE = ("chunk_index", "file_index", "from_timestamp")
 ROWS_AT_ONCE = 64  # rows of a Parquet file that are read at once; they may hold images, which take memory
@@ -36,7 +37,6 @@ class Info(TypedDict):
     """The fields of meta/info.json that are read."""
 
     codebase_version: str
-    storage_format: NotRequired[str | None]
     features: dict[str, dict[str, object]]
     fps: Annotated[float, Field(gt=0, le=1e4)]  # env steps per second of video
     total_episodes: int
@@ -49,8 +49,6 @@ class Dataset:
 
     folder: Path
     info: Info
-    state: str  # name of the feature with the robot's states
-    action: str  # name of the feature with the actions
     cameras: list[str]  # names of the features with images, agentview before wrist
     videos: list[str]  # the cameras whose images are in MP4 files
     open_videos: dict[Path, Frames] = field(default_factory=dict)  # the unread frames of each file
@@ -62,14 +60,15 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     version = info["codebase_version"]
     if (folder / "meta" / "tasks.jsonl").exists():
         version = "v2 (meta/tasks.jsonl)"  # whatever info.json says
-    storage_format = info.get("storage_format") or "parquet"
-    if not version.startswith("v3.") or storage_format != "parquet":
+    if not version.startswith("v3."):
         raise BadInput(
-            f"{folder}: a LeRobot dataset of version {version}, stored as {storage_format}: expected v3 as "
-            "parquet: convert it by lerobot"
+            f"{folder}: a LeRobot dataset of version {version}, expected v3: convert it by lerobot"
         )
+    types = {name: feature.get("dtype") for name, feature in info["features"].items()}
+    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
+    dataset = Dataset(folder, info, cameras, [name for name in cameras if types[name] == "video"])
     try:
-        yield from _read_episodes(_parse_info(folder, info), with_pictures)
+        yield from _read_episodes(dataset, with_pictures)
     except BadInput:
         raise
     except Exception as fault:  # damaged files can raise nearly any exception in pyarrow, av and here
@@ -79,93 +78,63 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
         raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): {REPAIR}") from fault
 
 
-def _parse_info(folder: Path, info: Info) -> Dataset:
-    types = {name: feature.get("dtype") for name, feature in info["features"].items()}
-    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
-    return Dataset(
-        folder=folder,
-        info=info,
-        state=_choose_feature(types, STATES, folder),
-        action=_choose_feature(types, ACTIONS, folder),
-        cameras=cameras,
-        videos=[name for name in cameras if types[name] == "video"],
+def _choose_feature(dataset: Dataset, names: Sequence[str]) -> str:
+    """The first of `names` that the dataset has. Raises BadInput if it has none."""
+    features = dataset.info["features"]
+    for name in names:
+        if name in features:
+            return name
+    raise BadInput(
+        f"{dataset.folder}: no {' or '.join(names)} among its features {', '.join(features)}: rename one of them"
     )
-
-
-def _choose_feature(features: Iterable[str], names: Sequence[str], folder: Path) -> str:
-    """The one of `names` that the dataset has. Raises BadInput if it has none or several."""
-    candidates = [name for name in names if name in features]
-    if len(candidates) != 1:
-        raise BadInput(
-            f"{folder}: {' and '.join(candidates) or 'no'} among its features {', '.join(features)}; expected one of "
-            f"{', '.join(names)}: leave out or rename the others"
-        )
-    return candidates[0]
 
 
 def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
-    entries = _read_entries(dataset)
-    instructions = _read_instructions(dataset.folder)
-    columns = ["episode_index", "task_index", dataset.state, dataset.action]
-    if dataset.videos:
-        columns.append("timestamp")
+    state = _choose_feature(dataset, STATES)
+    action = _choose_feature(dataset, ACTIONS)
+    entries = {
+        entry["episode_index"]: entry for entry in _read_rows(dataset.folder, "meta/episodes/*/*.parquet")
+    }
+    tasks = {row["task_index"]: _text_of(row) for row in _read_rows(dataset.folder, "meta/tasks.parquet")}
+    columns = {"episode_index", "task_index", state, action}
+    columns |= {name for name in (SUCCESS, "timestamp") if name in dataset.info["features"]}
     if with_pictures:
-        columns += [name for name in dataset.cameras if name not in dataset.videos]
+        columns |= {name for name in dataset.cameras if name not in dataset.videos}
     num_episodes = 0
-    all_rows = _read_rows(dataset.folder.glob("data/*/*.parquet"), columns)
+    all_rows = _read_rows(dataset.folder, "data/*/*.parquet", columns)
     for index, group in groupby(all_rows, itemgetter("episode_index")):
         rows = list(group)
         entry = entries.get(index, {"length": 0})
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
-        if len({row["task_index"] for row in rows}) > 1:
-            raise ValueError(f"episode {index} has several tasks")
         yield StoredEpisode(
             location=f"{dataset.folder}, episode {index}",
             pictures=_read_pictures(dataset, entry, rows) if with_pictures else [],
-            proprio=np.array([row[dataset.state] for row in rows], np.float32),
-            actions=np.array([row[dataset.action] for row in rows], np.float32),
-            instruction=instructions[rows[0]["task_index"]],
+            proprio=np.array([row[state] for row in rows], np.float32),
+            actions=np.array([row[action] for row in rows], np.float32),
+            instruction=tasks[rows[0]["task_index"]],
+            success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in columns else None,
         )
         num_episodes += 1
     if num_episodes != dataset.info["total_episodes"]:
         raise ValueError(f"it has {num_episodes} of {dataset.info['total_episodes']} episodes")
 
 
-def _read_entries(dataset: Dataset) -> dict[int, Row]:
-    """The entry of each episode in meta/episodes/: its length, and its place in the videos of each camera."""
-    columns = ["episode_index", "length"]
-    for camera in dataset.videos:
-        columns += [f"videos/{camera}/{column}" for column in VIDEO_PLACE]
-    entries = _read_rows(dataset.folder.glob("meta/episodes/*/*.parquet"), columns)
-    return {entry["episode_index"]: entry for entry in entries}
+def _text_of(row: Row) -> str:
+    """The instruction in a row of meta/tasks.parquet, whose column has different names: it is the one with text."""
+    return next(value for value in row.values() if isinstance(value, str))
 
 
-def _read_instructions(folder: Path) -> dict[int, str]:
-    """The instruction of each task, by its index. Raises BadInput if several columns may be the instruction.
-
-    The instruction's column has different names, because it is the index of a pandas frame. It is the one with text.
-    """
-    instructions = {}
-    for row in _read_rows([folder / "meta" / "tasks.parquet"], None):
-        texts = {name: value for name, value in row.items() if isinstance(value, str)}
-        if len(set(texts.values())) != 1:
-            names = ", ".join(texts) or "none"
-            raise BadInput(f"{folder}/meta/tasks.parquet: columns with text: {names}; expected one")
-        instructions[row["task_index"]] = next(iter(texts.values()))
-    return instructions
-
-
-def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[list[bytes | np.ndarray]]:
+def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[Sequence[bytes | np.ndarray]]:
     """The images of an episode, [T][cameras]: PNG files from the rows, or decoded uint8 (H, W, 3) from the videos."""
-    by_camera: list[list[bytes] | list[np.ndarray]] = []
+    by_camera: list[Sequence[bytes | np.ndarray]] = []
     for camera in dataset.cameras:
         if camera in dataset.videos:
             by_camera.append(_next_frames(dataset, camera, entry, rows))
         else:
             by_camera.append([_read_picture(dataset.folder, row[camera]) for row in rows])
-    return [list(pictures) for pictures in zip(*by_camera, strict=True)]
+    return list(zip(*by_camera, strict=True))
 
 
 def _read_picture(folder: Path, cell: object) -> bytes:
@@ -183,17 +152,14 @@ def _read_picture(folder: Path, cell: object) -> bytes:
     return (folder / path).read_bytes()
 
 
-def _read_rows(paths: Iterable[Path], columns: list[str] | None) -> Iterator[Row]:
-    """Yield the rows of Parquet files, in the order of the files' names. `columns` None means all columns.
-
-    Raises ValueError if a file lacks one of the columns.
-    """
-    for path in sorted(paths):
+def _read_rows(folder: Path, pattern: str, columns: Iterable[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of Parquet files, in the order of the files' names; all columns, or some that must be there."""
+    for path in sorted(folder.glob(pattern)):
         with pq.ParquetFile(path) as file:
             missing = set(columns or ()) - set(file.schema_arrow.names)
             if missing:
                 raise ValueError(f"{path.name} has no {', '.join(sorted(missing))}")
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=None if columns is None else list(columns)):
                 yield from batch.to_pylist()
 
 

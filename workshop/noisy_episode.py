@@ -6,10 +6,11 @@ actions, and such a spike becomes its most likely one: the robot stands still. A
 expert gets a `tremor` at every env step. It is part of the action and of the label.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from contracts import Observation
 from envs.env import ChunkResult, Start
 from envs.libero import LiberoEnv
 from vla.images import encode_jpeg
@@ -34,23 +35,12 @@ class Attempt:
 
     task_id: int
     index: int  # among the episodes of the task
-    init_state_id: int | None  # of the benchmark; None: the simulator draws a fresh one from `seed`
-    seed: int
+    seed: int  # of the placement
     noise_scale: float
     first_frame: int  # env step before which the first frame is due
     noise_generator: np.random.Generator
     moved_cm: float  # how far the objects are moved at the start
     move_generator: np.random.Generator
-
-
-@dataclass
-class Recording:
-    """What is kept of an episode while it is played."""
-
-    jpegs: list[list[bytes]] = field(default_factory=list)  # [frames][cameras]
-    proprio: list[np.ndarray] = field(default_factory=list)  # of each frame
-    frame_steps: list[int] = field(default_factory=list)  # env steps before each frame
-    labels: list[np.ndarray] = field(default_factory=list)  # the expert's actions, one for each env step
 
 
 def record_episode(
@@ -63,21 +53,20 @@ def record_episode(
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator)
     uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
-    start = Start(attempt.init_state_id, attempt.seed)
+    start = Start(None, attempt.seed)
     result = reset_with_moved_objects(
         env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
     )
     if result.error is not None:
         return result, None
     expert = Expert(env.domain)
-    recording = Recording()
+    frames: list[tuple[int, Observation]] = []  # the env steps before each frame, and the frame
+    labels: list[np.ndarray] = []  # the expert's actions, one for each env step
     while not result.done:
         if result.observation is not None:
-            recording.jpegs.append([encode_jpeg(image) for image in result.observation.images])
-            recording.proprio.append(result.observation.proprio)
-            recording.frame_steps.append(result.env_steps)
+            frames.append((result.env_steps, result.observation))
         label = with_motion(expert.decide(), uneven[result.env_steps])
-        recording.labels.append(label)
+        labels.append(label)
         executed = with_motion(label, noise[result.env_steps])
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
     if not result.success:
@@ -86,8 +75,19 @@ def record_episode(
     # It is filled up with the expert's action in the final state (to let go of the bowl).
     last = expert.decide()
     beyond_the_end = uneven[result.env_steps : result.env_steps + CHUNK_LENGTH]
-    recording.labels += [with_motion(last, motion) for motion in beyond_the_end]
-    return result, make_episode(recording, attempt, env.instruction, result.env_steps, looks)
+    labels += [with_motion(last, motion) for motion in beyond_the_end]
+    episode = DemoEpisode(
+        jpegs=[[encode_jpeg(image) for image in frame.images] for _, frame in frames],
+        proprio=np.array([frame.proprio for _, frame in frames], np.float32),
+        frame_steps=np.array([step for step, _ in frames], np.int64),
+        actions=np.array(labels, np.float32),
+        instruction=env.instruction,
+        noise_scale=attempt.noise_scale,
+        env_steps=result.env_steps,
+        looks=looks,
+        task_id=attempt.task_id,
+    )
+    return result, episode
 
 
 def with_motion(action: np.ndarray, motion: np.ndarray) -> np.ndarray:
@@ -95,24 +95,6 @@ def with_motion(action: np.ndarray, motion: np.ndarray) -> np.ndarray:
     moved = action.copy()
     moved[:-1] = np.clip(moved[:-1] + motion, -1.0, 1.0)
     return moved
-
-
-def make_episode(
-    recording: Recording, attempt: Attempt, instruction: str, env_steps: int, looks: str
-) -> DemoEpisode:
-    """The demonstration of a recording whose episode succeeded after `env_steps`."""
-    return DemoEpisode(
-        jpegs=recording.jpegs,
-        proprio=np.array(recording.proprio, np.float32),
-        frame_steps=np.array(recording.frame_steps, np.int64),
-        actions=np.array(recording.labels, np.float32),
-        instruction=instruction,
-        noise_scale=attempt.noise_scale,
-        env_steps=env_steps,
-        looks=looks,
-        task_id=attempt.task_id,
-        init_state_id=attempt.init_state_id,
-    )
 
 
 def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bool]:

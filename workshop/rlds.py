@@ -9,7 +9,6 @@ TFRecord file, is recognised by a length that reaches beyond the file's end.
 import re
 import struct
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,12 @@ from workshop.stored_episode import StoredEpisode, choose_cameras
 INSTRUCTION = "steps/language_instruction"
 STATE = "steps/observation/state"
 ACTION = "steps/action"
+REWARD = "steps/reward"
 PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
 # Field numbers of tf.train.Feature. Field 3, a list of integers, is not needed.
 BYTES_LIST = 1
 FLOAT_LIST = 2
-# Wire types of protobuf fields; FIXED_BYTES maps those of a fixed length to their number of bytes.
-VARINT = 0
-WITH_LENGTH = 2
-FIXED_BYTES = {1: 8, 5: 4}
+WITH_LENGTH = 2  # the wire type of all fields of tf.train.Example, as TensorFlow writes it
 
 Feature = list[memoryview] | np.ndarray  # bytes; float32 (N,)
 
@@ -52,11 +49,11 @@ def _check_all_shards(path: Path, paths: list[Path]) -> None:
     shard = re.search(r"(.*)-\d+-of-(\d+)$", path.name)
     if shard is None:
         return
-    name = shard[1]
-    num_shards = int(shard[2])
-    num_present = sum(sibling.name.startswith(f"{name}-") for sibling in paths)
-    if num_present != num_shards:
-        raise BadInput(f"{path.parent}: {num_present} of {num_shards} files {name}-*: download the others")
+    num_present = sum(sibling.name.startswith(f"{shard[1]}-") for sibling in paths)
+    if num_present != int(shard[2]):
+        raise BadInput(
+            f"{path.parent}: {num_present} of {int(shard[2])} files {shard[1]}-*: download the others"
+        )
 
 
 def _episode(example: dict[str, Feature], location: str, with_pictures: bool) -> StoredEpisode:
@@ -71,18 +68,17 @@ def _episode(example: dict[str, Feature], location: str, with_pictures: bool) ->
     files = {name: values for name, values in example.items() if isinstance(values, list) and values}
     picture_names = [name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS]
     cameras = choose_cameras(picture_names, location)
-    for name in cameras:
-        if len(files[name]) != num_steps:
-            raise ValueError(f"{len(files[name])} of {num_steps} entries of {name}")
     pictures = []
     if with_pictures:
         pictures = [[bytes(files[name][step]) for name in cameras] for step in range(num_steps)]
+    rewards = example.get(REWARD)
     return StoredEpisode(
         location=location,
         pictures=pictures,
         proprio=np.array(example[STATE], np.float32).reshape(num_steps, -1),
         actions=np.array(example[ACTION], np.float32).reshape(num_steps, -1),
         instruction=bytes(example[INSTRUCTION][0]).decode(),
+        success=None if rewards is None else bool(np.any(np.array(rewards) > 0)),
     )
 
 
@@ -107,51 +103,38 @@ def parse_example(record: memoryview) -> dict[str, Feature]:
     example: dict[str, Feature] = {}
     for _, features in _fields(record):
         for _, entry in _fields(features):  # an entry of a map has field 1, the key, and field 2, the value
-            key, feature = (content for _, content in sorted(_fields(entry), key=itemgetter(0)))
-            name = bytes(key).decode()
+            key, feature = dict(_fields(entry)).values()
             for kind, values in _fields(feature):
-                # Floats may be packed into one item, or each may be an item.
                 items = [item for _, item in _fields(values)]
                 if kind == BYTES_LIST:
-                    example[name] = items
+                    example[bytes(key).decode()] = items
                 elif kind == FLOAT_LIST:
-                    example[name] = np.frombuffer(b"".join(items), "<f4")
+                    example[bytes(key).decode()] = np.frombuffer(b"".join(items), "<f4")
     return example
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (field number, content) of every field of a protobuf message. The content of a number is its bytes.
-
-    Raises ValueError if a field is longer than the message.
-    """
+    """Yield (field number, content) of every field of a protobuf message. Raises ValueError for other messages."""
     start = 0
     while start < len(message):
         tag, start = _varint(message, start)
-        wire_type = tag & 7
-        if wire_type == WITH_LENGTH:  # bytes, text, a message or packed numbers
-            length, start = _varint(message, start)
-            end = start + length
-        elif wire_type == VARINT:
-            _, end = _varint(message, start)
-        else:
-            end = start + FIXED_BYTES[wire_type]
-        if end > len(message):
-            raise ValueError("a field ends beyond its message")
+        length, start = _varint(message, start)
+        end = start + length
+        if tag & 7 != WITH_LENGTH or end > len(message):
+            raise ValueError("this is no tf.train.Example")
         yield tag >> 3, message[start:end]
         start = end
 
 
 def _varint(message: memoryview, start: int) -> tuple[int, int]:
-    """Decode the variable-length integer at `start`; returns it and the index after its end.
+    """Decode the integer at `start`: seven bits a byte, the lowest first; the top bit says that another byte follows.
 
-    Each byte holds seven bits, the lowest first; its top bit says that another byte follows.
+    Returns the integer and the index after its end.
     """
     value = 0
     shift = 0
-    while True:
-        byte = message[start]
-        start += 1
-        value |= (byte & 127) << shift
+    while message[start] >= 128:
+        value |= (message[start] & 127) << shift
         shift += 7
-        if byte < 128:
-            return value, start
+        start += 1
+    return value | message[start] << shift, start + 1

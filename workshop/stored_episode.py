@@ -5,14 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from contracts import BadInput
-from workshop.demo_files import LIBERO_SIZES
 
 AGENTVIEW_NAMES = ("image", "agentview", "agentview_image", "agentview_rgb")
 WRIST_NAME = re.compile(r"wrist|hand|^image_?2$")
 NOOP_NORM = 1e-4  # an action moves the arm if the norm of its six motions is at least this
 FINGER_LIMIT_M = 0.06  # a finger of LIBERO's robot moves from 0 to 0.04 m, and a little beyond both ends
+FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers show its effect
+LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands must differ by at least so much
+# The axis-angle of a hand that points down is about pi long; an env step turns it by 0.15. Euler angles jump by 2 pi.
+LARGEST_TURN = np.pi
+GRIPPER_VALUES = ({-1.0, 1.0}, {0.0, 1.0})
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class StoredEpisode:
     proprio: np.ndarray  # (T, 8) float32, as in DemoEpisode
     actions: np.ndarray  # (T, 7) float32; the gripper's column has two values
     instruction: str
+    success: bool | None  # None: the data do not say
 
 
 def choose_cameras(names: Sequence[str], location: str) -> list[str]:
@@ -35,9 +41,7 @@ def choose_cameras(names: Sequence[str], location: str) -> list[str]:
     short_names = {name: re.split(r"[./]", name)[-1] for name in names}
     wrist = [name for name in names if WRIST_NAME.search(short_names[name])]
     not_wrist = [name for name in names if name not in wrist]
-    agentview = [name for name in not_wrist if short_names[name] in AGENTVIEW_NAMES]
-    if not agentview:
-        agentview = not_wrist
+    agentview = [name for name in not_wrist if short_names[name] in AGENTVIEW_NAMES] or not_wrist
     if len(agentview) != 1 or len(wrist) > 1:
         raise BadInput(
             f"{location}: cameras {', '.join(names) or 'none'}: it is unclear which is agentview and which the "
@@ -48,38 +52,58 @@ def choose_cameras(names: Sequence[str], location: str) -> list[str]:
 
 def check_contents(episode: StoredEpisode) -> None:
     """Raise BadInput for states and actions that cannot be those of LIBERO's robot and env."""
-    action_dim, proprio_dim = LIBERO_SIZES
-    state_meaning = f"{proprio_dim} values (hand position 3, axis-angle 3, finger joints 2)"
-    _check_array(episode, "states", episode.proprio, proprio_dim, state_meaning)
-    _check_array(
-        episode, "actions", episode.actions, action_dim, f"{action_dim} values (motions 6, gripper 1)"
-    )
-    largest_motion = np.abs(episode.actions[:, :6]).max()
+    problem = _problem_of(episode.proprio, episode.actions)
+    if problem is None and not episode.instruction.strip():
+        problem = "no instruction"
+    if problem is not None:
+        raise BadInput(f"{episode.location}: {problem}: convert the dataset")
+
+
+def _problem_of(proprio: np.ndarray, actions: np.ndarray) -> str | None:
+    """The first thing that is wrong with states and actions, and what was expected; None if nothing is."""
+    if proprio.shape != (len(actions), 8):
+        return f"states of shape {proprio.shape[1:]}, expected hand position 3, axis-angle 3, finger joints 2"
+    if actions.shape[1:] != (7,):
+        return f"actions of shape {actions.shape[1:]}, expected motions 6, gripper 1"
+    if not (np.isfinite(proprio).all() and np.isfinite(actions).all()):
+        return "states or actions that are not finite"
+    largest_motion = np.abs(actions[:, :6]).max()
     if largest_motion > 1:
-        raise BadInput(
-            f"{episode.location}: a motion of {largest_motion:.4g}, beyond [-1, 1]: expected relative actions as "
-            "LIBERO's env takes them, not absolute ones, and not metres: convert the dataset"
+        return f"a motion of {largest_motion:.4g}, expected relative actions in [-1, 1], as LIBERO's env takes them"
+    gripper = set(actions[:, 6].tolist())
+    if not any(gripper <= values for values in GRIPPER_VALUES):
+        values = ", ".join(f"{value:g}" for value in sorted(gripper)[:5])
+        return f"the gripper's actions are {values}; expected -1 and 1, or 0 and 1"
+    fingers = proprio[:, 6:]
+    if np.abs(fingers).max() > FINGER_LIMIT_M or fingers[:, 0].mean() < fingers[:, 1].mean():
+        return (
+            f"values 7 and 8 of the state lie in [{fingers.min():.3g}, {fingers.max():.3g}], so they are no finger "
+            "joints: expected 0 to 0.04 m and -0.04 to 0 m, not normalised"
         )
-    fingers = episode.proprio[:, 6:]
-    is_too_far = np.abs(fingers).max() > FINGER_LIMIT_M
-    is_swapped = fingers[:, 0].mean() < fingers[:, 1].mean()
-    if is_too_far or is_swapped:
-        raise BadInput(
-            f"{episode.location}: values 7 and 8 of the state lie in [{fingers.min():.3g}, {fingers.max():.3g}], so "
-            "they are no finger joints: expected 0 to 0.04 m and -0.04 to 0 m, in this order and not normalised"
+    turns = np.linalg.norm(np.diff(proprio[:, 3:6], axis=0), axis=1)
+    if len(turns) and turns.max() > LARGEST_TURN:
+        return (
+            f"the orientation (values 4 to 6 of the state) jumps by {turns.max():.2g} rad in one env step, so it is no "
+            "axis-angle as LIBERO's: Euler angles do so"
         )
-    if not episode.instruction.strip():
-        raise BadInput(f"{episode.location}: no instruction: give the task its text")
+    return None
 
 
-def _check_array(episode: StoredEpisode, name: str, values: np.ndarray, width: int, expected: str) -> None:
-    """Raise BadInput unless `values` is finite and has one row of `width` numbers for each env step."""
-    if values.shape != (len(episode.actions), width):
-        raise BadInput(
-            f"{episode.location}: {name} of shape {values.shape[1:]}, expected {expected}: convert the dataset"
-        )
-    if not np.isfinite(values).all():
-        raise BadInput(f"{episode.location}: {name} that are not finite: repair or remove this episode")
+def positive_closes(episode: StoredEpisode) -> bool | None:
+    """Whether the gripper's positive command closes it; None if the fingers' motion does not show it.
+
+    The episode has more than FINGER_STEPS env steps.
+    """
+    is_positive = episode.actions[:, 6] > 0
+    distance = episode.proprio[:, 6] - episode.proprio[:, 7]
+    changes = distance[FINGER_STEPS:] - distance[:-FINGER_STEPS]
+    commands = sliding_window_view(is_positive, FINGER_STEPS)[: len(changes)]  # during each change
+    after_positive = changes[commands.all(axis=1)]
+    after_other = changes[~commands.any(axis=1)]
+    if len(after_positive) == 0 or len(after_other) == 0:
+        return None
+    difference = after_positive.mean() - after_other.mean()
+    return None if abs(difference) < LEAST_FINGER_MOTION_M else bool(difference < 0)
 
 
 def moving_steps(actions: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from contracts import Observation, read_json, write_json
 from vla.adapter_folder import copy_small_files
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.network_io import check_dimensions, load_action_head, load_network, save_network
+from vla.network_io import load_action_head, load_network, save_network
 from vla.optimizer import make_optimizer
 from vla.preprocessing import ImageProcessor, Inputs
 from vla.prompts import load_tokenizer
@@ -44,7 +44,6 @@ class WholeNetwork:
         self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, device)
         self.network = load_network(info, CHUNK_LENGTH * statistics.action.dim, device, torch.float32)
         self.action_head = load_action_head(info, device, torch.float32) if trains_l1_head else None
-        check_dimensions(info, unnorm_key, self.action_head, self.network.proprio_projector)
         self.network.requires_grad_(True)
         rows = self.network.language_model.lm_head.weight
         # The log-sum-exp of the logits of all other ids, which are 0 once their rows are.
