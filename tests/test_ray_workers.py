@@ -9,7 +9,7 @@ from contracts import BadInput
 from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
-from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk, worker_of
+from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk
 
 ray = pytest.importorskip("ray")
 from envs.ray_workers import RayWorker, connect  # noqa: E402  (it needs ray)
@@ -62,12 +62,6 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
         assert run_chunk(pool, WORK).error is None
         with pytest.raises(BadInput, match="no such table; buy one, on "):
             run_chunk(pool, REFUSE)
-
-
-def test_workers_are_recycled_between_episodes(cluster):
-    with Pool(SPEC, 1, FakeEnv, worker_class=RayWorker, recycle_after=2) as pool:
-        workers = [worker_of(run_chunk(pool)) for _ in range(3)]
-        assert workers[0] == workers[1] != workers[2]
 
 
 def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path, caplog):

@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
 
 PARENT = """
-import os, signal, sys
+import signal
 import numpy as np
 from envs.env import EnvSpec, Start
 from envs.pool import Pool
@@ -32,9 +32,8 @@ try:
         ((_, result),) = pool.ready()
         print(int(result.observation.proprio[0]), flush=True)
     pool.step(0, np.zeros((8, 7)))
-    if sys.argv[1] == "wait":
-        print("waiting", flush=True)
-        pool.ready()
+    print("waiting", flush=True)
+    pool.ready()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     pool.close()
@@ -68,13 +67,13 @@ def test_the_driver_is_named():
     assert re.fullmatch(r"(EGL device \d+|OSMesa): .+ \(.+\)", ask(find_renderer))
 
 
-def start_parent(mode):
+def start_parent():
     """A program with one hung and one idle worker; returns it and the workers' process ids.
 
     Its `communicate` returns when the last process that has its stderr is gone: it and its workers.
     """
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, mode],
+        [sys.executable, "-c", PARENT],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,27 +81,21 @@ def start_parent(mode):
         start_new_session=True,  # a process group of its own, as a shell would give it
     )
     workers = [int(parent.stdout.readline()) for _ in range(2)]
-    assert mode == "leave" or parent.stdout.readline() == "waiting\n"
+    assert parent.stdout.readline() == "waiting\n"
     return parent, workers
 
 
 def test_workers_end_when_the_parent_is_killed_even_if_they_are_stopped():
     """A stopped worker executes no line of ours any more: the kernel ends it."""
-    parent, workers = start_parent("wait")
+    parent, workers = start_parent()
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.communicate(timeout=PATIENCE_S)
 
 
-def test_workers_end_when_the_parent_ends_without_closing_the_pool():
-    parent, _ = start_parent("leave")
-    _, errors = parent.communicate(timeout=PATIENCE_S)
-    assert (parent.returncode, errors) == (0, "")
-
-
 def test_ctrl_c_reaches_the_parent_only():
-    parent, _ = start_parent("wait")
+    parent, _ = start_parent()
     os.killpg(parent.pid, signal.SIGINT)
     output, errors = parent.communicate(timeout=PATIENCE_S)
     assert (output, errors, parent.returncode) == ("interrupted\n", "", 0)
