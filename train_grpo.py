@@ -78,12 +78,15 @@ from experiment.terminal import Activity, log_to_terminal, show_progress
 from experiment.time_left import time_left
 from preflight import check_machine, probe
 from rl.advantages import estimate_advantages, explained_variance
+from rl.behaviour import behaviour_in
 from rl.critic import rollout_values
 from rl.curriculum import TrainingEpisodes, task_probabilities
-from rl.dynamic_sampling import training_rollout
+from rl.dynamic_sampling import play_informative_steps
+from rl.episode_queue import PlaySteps
 from rl.launcher import start_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
-from rl.rollout import Rollout
+from rl.randomness import Randomness
+from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.trajectory import Trajectory, flatten
 from rl.update import Learner, number_of_epochs, update
 from rl.update_metrics import stop_without_signal
@@ -136,6 +139,7 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Run warmup, transition and RL from `state` to the last env step."""
+    ranks = learner.ranks
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
 
@@ -152,19 +156,20 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
+        behaviour = behaviour_in(phase, config, learner.teacher_mode, state.episode_length)
+        randomness = Randomness(config.run.seed, "rollout", update_index)
+        player = EpisodePlayer(learner.policy, pool, behaviour, randomness, config.model.max_batch)
         n_steps = rollout_steps(state.global_step, config)
-        with show_part("rollout", n_steps // learner.ranks.size, "env steps", learner, state) as activity:
-            rollout, trajectories = training_rollout(
-                learner,
-                pool,
-                episodes,
-                phase,
-                config,
-                update_index,
-                n_steps,
-                state.episode_length,
-                activity.advance,
-            )
+        with show_part("rollout", n_steps // ranks.size, "env steps", learner, state) as activity:
+            if config.rollout.dynamic_sampling and not phase.distils:
+                bounds = config.rollout.group_success_bounds
+                rollout, trajectories = play_informative_steps(
+                    player, episodes, n_steps, bounds, ranks, activity.advance
+                )
+            else:
+                queue = PlaySteps(episodes, n_steps, pool.num_slots, ranks)
+                rollout = play_rollout(player, queue, ranks, activity.advance)
+                trajectories = rollout.trajectories
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:

@@ -28,8 +28,10 @@ from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.pool import make_pool
 from envs.tasks import load_init_states
 from rl.behaviour import Behaviour
+from rl.episode_queue import PlayAll
 from rl.randomness import Randomness
-from rl.rollout import Rollout, play_episodes
+from rl.ranks import ALONE
+from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.trajectory import Episode
 from vla.policy import Acted
 from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
@@ -129,7 +131,8 @@ def play(spec: EnvSpec, num_envs: int, args: Args) -> Rollout:
     with make_pool(spec, num_envs, None, args.simulators) as pool:
         for num_episodes in (num_envs, args.episodes * num_envs):
             episodes = [Episode(i, TASK_ID, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
-            played = play_episodes(policy, pool, episodes, behaviour, Randomness(0, "rollout"))
+            player = EpisodePlayer(policy, pool, behaviour, Randomness(0, "rollout"))
+            played = play_rollout(player, PlayAll(episodes, ALONE))
     return played
 
 

@@ -12,9 +12,10 @@ from contracts import first_line
 from experiment.terminal import Activity, show_progress
 from experiment.videos import write_video
 from rl.behaviour import Behaviour
+from rl.episode_queue import PlayAll
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
-from rl.rollout import play_episodes
+from rl.rollout import EpisodePlayer
 from rl.trajectory import Episode, Trajectory
 
 if TYPE_CHECKING:
@@ -168,17 +169,11 @@ def evaluate(
     name = f"{player.actor}, {player.name}"
     with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
         recorder = _Recorder(policy.action_dim, keys_by_episode, player, filming, activity, on_result)
-        play_episodes(
-            policy,
-            pool,
-            list(keys_by_episode),
-            player.behaviour,
-            Randomness(seed, "evaluation"),
-            max_batch=max_batch,
-            ranks=ranks,
-            film=lambda episode: episode in recorded,
-            on_finished=recorder.add,
+        episode_player = EpisodePlayer(
+            policy, pool, player.behaviour, Randomness(seed, "evaluation"), max_batch, recorded
         )
+        for trajectory in episode_player.play(PlayAll(keys_by_episode, ranks)):
+            recorder.add(trajectory)
     results = {result.key: result for part in ranks.gather(recorder.results) for result in part}
     return [results[key] for key in keys]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,9 @@ from contracts import Observation
 from envs.env import Start
 from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
+from rl.episode_queue import EpisodeQueue
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
-from rl.schedules import PlayAll, PlaySteps
 from rl.trajectory import Decision, Episode, Trajectory
 from vla.kept_states import store
 from vla.memory import shrink_until_it_fits
@@ -51,55 +51,32 @@ class Rollout:
                 decision.kept = None
 
 
-def play_episodes(
-    policy: Policy,
-    pool: Pool,
-    episodes: Iterable[Episode],
-    behaviour: Behaviour,
-    randomness: Randomness,
-    n_steps: int | None = None,
-    max_batch: int | None = None,
+def play_rollout(
+    player: EpisodePlayer,
+    queue: EpisodeQueue,
     ranks: Ranks = ALONE,
-    film: Callable[[Episode], bool] = lambda episode: False,
-    on_steps: Callable[[int], None] = lambda env_steps: None,
-    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+    advance: Callable[[int], None] = lambda env_steps: None,
 ) -> Rollout:
-    """Play `episodes` to their ends. Every rank plays a part of them, and all ranks get all trajectories.
+    """Play the episodes that the queue gives out. Every rank plays a part, and all ranks get all trajectories.
 
-    n_steps: new episodes start until this many env steps are reached over all ranks, then the running ones are finished
-    (None: all episodes are played). max_batch: the largest number of observations in one forward pass (None: one per
-    slot). film: whether to keep an episode's frames; they stay on the rank that plays it. on_steps: called with the
-    env steps of each chunk. on_finished: called with each trajectory as soon as it has ended.
-
-    A simulator fault does not count as a failure of the policy: the episode is played again with the same randomness.
-    Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU memory.
+    advance: called with the env steps of each episode that has ended.
     """
-    player = _Player(
-        policy=policy,
-        pool=pool,
-        schedule=(
-            PlayAll(episodes, ranks)
-            if n_steps is None
-            else PlaySteps(episodes, n_steps, pool.num_slots, ranks)
-        ),
-        behaviour=behaviour,
-        randomness=randomness,
-        max_batch=max_batch or pool.num_slots,
-        film=film,
-        on_steps=on_steps,
-        on_finished=on_finished,
-    )
-    rollout = player.play()
-    parts = ranks.gather(replace(rollout, trajectories=[*map(without_tensors, rollout.trajectories)]))
-    parts[ranks.rank] = rollout  # frames stay on the rank that filmed them
-    share_kept_states(parts, policy, ranks)
+    started = time.perf_counter()
+    finished: list[Trajectory] = []
+    for trajectory in player.play(queue):
+        finished.append(trajectory)
+        advance(trajectory.env_steps)
+    kept = [trajectory for trajectory in finished if queue.keeps(trajectory.episode)]
+    rollout = Rollout(kept, player.times, time.perf_counter() - started, player.errors)
+    parts = ranks.gather(replace(rollout, trajectories=[*map(without_kept_states, kept)]))
+    parts[ranks.rank] = rollout
+    share_kept_states(parts, player.policy, ranks)
     return join_rollouts(parts, at_the_same_time=True)
 
 
-def without_tensors(trajectory: Trajectory) -> Trajectory:
+def without_kept_states(trajectory: Trajectory) -> Trajectory:
     """The trajectory without what is too large to be sent as a Python object."""
-    decisions = [replace(decision, kept=None) for decision in trajectory.decisions]
-    return replace(trajectory, frames=[], decisions=decisions)
+    return replace(trajectory, decisions=[replace(decision, kept=None) for decision in trajectory.decisions])
 
 
 def share_kept_states(parts: Sequence[Rollout], policy: Policy, ranks: Ranks) -> None:
@@ -144,46 +121,46 @@ class _Attempt:
 
 
 @dataclass
-class _Player:
+class EpisodePlayer:
     """Plays episodes in the slots of a pool, each slot at its own pace."""
 
     policy: Policy
     pool: Pool
-    schedule: PlayAll | PlaySteps
     behaviour: Behaviour
     randomness: Randomness
-    max_batch: int
-    film: Callable[[Episode], bool]
-    on_steps: Callable[[int], None]
-    on_finished: Callable[[Trajectory], None]
+    max_batch: int | None = None  # largest number of observations in one forward pass; None: one per slot
+    filmed: Container[Episode] = ()  # episodes whose frames are kept
+    # Of the present or the last call of `play`:
+    times: dict[str, float] = field(default_factory=dict)  # seconds, see `Rollout`
+    errors: int = 0  # episodes played again after a simulator fault
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
     # Slots that need a decision; the first has waited longest.
     waiting: list[int] = field(default_factory=list)
-    finished: list[Trajectory] = field(default_factory=list)
-    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
-    errors: int = 0
 
-    def play(self) -> Rollout:
-        """Play until no episode is running and none may start. Trajectories are in the order of their ends."""
-        started = time.perf_counter()
-        self.start_episodes()
+    def play(self, queue: EpisodeQueue) -> Iterator[Trajectory]:
+        """Play until no episode is running and none may start. Yields each trajectory as soon as it has ended.
+
+        A simulator fault does not count as a failure of the policy: the episode is played again with the same
+        randomness. Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU
+        memory.
+        """
+        self.times = dict.fromkeys(TIMED_PARTS, 0.0)
+        self.errors = 0
+        self.start_episodes(queue)
         while self.running:
-            self.receive_results()
+            yield from self.receive_results(queue)
             if self.waiting:
                 self.send_decisions()
-            self.start_episodes()
-        kept = [trajectory for trajectory in self.finished if self.schedule.keeps(trajectory.episode)]
+            self.start_episodes(queue)
         if self.pool.num_slots == 1:  # waiting for a single environment contains its work
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
-        wall_s = time.perf_counter() - started
-        return Rollout(kept, self.times, wall_s, self.errors)
 
-    def start_episodes(self) -> None:
-        """Start an episode in every free slot, as long as the schedule gives any."""
+    def start_episodes(self, queue: EpisodeQueue) -> None:
+        """Start an episode in every free slot, as long as the queue gives any."""
         for slot in range(self.pool.num_slots):
             if slot not in self.running:
-                episode = self.schedule.next_for(slot)
+                episode = queue.next_for(slot)
                 if episode is not None:
                     self.start(slot, _Attempt(Trajectory(episode)))
 
@@ -191,11 +168,14 @@ class _Player:
         """Reset a slot's simulator to the start of an episode."""
         self.running[slot] = attempt
         episode = attempt.trajectory.episode
-        start = Start(episode.init_state_id, episode.seed, self.film(episode), self.behaviour.physics)
+        start = Start(episode.init_state_id, episode.seed, episode in self.filmed, self.behaviour.physics)
         self.pool.reset(slot, episode.task_id, start)
 
-    def receive_results(self) -> None:
-        """Take the results of the simulators that have finished. Wait for one only if no episode needs a decision."""
+    def receive_results(self, queue: EpisodeQueue) -> Iterator[Trajectory]:
+        """Take the results of the simulators that have finished, and yield the trajectories that have ended.
+
+        Waits for a simulator only if no episode needs a decision.
+        """
         with self.timed("wait"):
             results = self.pool.ready(timeout_s=0 if self.waiting else None)
         for slot, result in results:
@@ -204,28 +184,27 @@ class _Player:
             self.times["preprocess"] += result.preprocess_s
             if result.error is not None:
                 self.try_again(slot, result.error)
+                continue
+            trajectory = self.receive(slot, result)
+            queue.count(trajectory.episode, result.env_steps)
+            if result.done:
+                del self.running[slot]
+                yield trajectory
             else:
-                self.receive(slot, result)
+                self.waiting.append(slot)
 
-    def receive(self, slot: int, result: ChunkResult) -> None:
-        """Add a chunk's result, or the first observation of an episode, to the trajectory."""
+    def receive(self, slot: int, result: ChunkResult) -> Trajectory:
+        """Add a chunk's result, or the first observation of an episode, to the trajectory, which is returned."""
         attempt = self.running[slot]
         trajectory = attempt.trajectory
-        self.on_steps(result.executed)
         if trajectory.decisions:
             trajectory.decisions[-1].executed = result.executed
         trajectory.env_steps = result.env_steps
         trajectory.success = result.success
         trajectory.frames.extend(result.frames)
-        self.schedule.count(trajectory.episode, result.env_steps)
+        trajectory.seconds = time.perf_counter() - attempt.started
         attempt.observation = result.observation
-        if result.done:
-            trajectory.seconds = time.perf_counter() - attempt.started
-            self.finished.append(trajectory)
-            self.on_finished(trajectory)
-            del self.running[slot]
-        else:
-            self.waiting.append(slot)
+        return trajectory
 
     def try_again(self, slot: int, error: str) -> None:
         """Play an episode from its beginning after a simulator fault. Raises RuntimeError after MAX_ATTEMPTS."""
@@ -241,7 +220,7 @@ class _Player:
     def send_decisions(self) -> None:
         """Decide for the slots that have waited longest, as one batch, and send the actions to their simulators."""
         with self.timed("infer"):
-            batch_size = min(self.max_batch, len(self.waiting))
+            batch_size = min(self.max_batch or self.pool.num_slots, len(self.waiting))
             size_that_fits, (decisions, actions) = shrink_until_it_fits(
                 self.policy.network, batch_size, self.decide, learns=False
             )

@@ -6,18 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from configs.config import TrainConfig
-from configs.sections import PhaseConfig, RolloutConfig
-from rl.dynamic_sampling import informative_groups, training_rollout
-from rl.phases import phase_at
-from rl.rollout import Rollout
+from rl.behaviour import Behaviour
+from rl.dynamic_sampling import informative_groups, play_informative_steps
+from rl.randomness import Randomness
+from rl.rollout import EpisodePlayer, Rollout
 from rl.trajectory import Episode, Trajectory
-from rl.update import Learner
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
 GROUP = 4
 EPISODES = [Episode(index, 0, index, index // GROUP) for index in range(1000)]
-RL = phase_at(0, PhaseConfig(warmup=False, transition_steps=0))
 
 
 def sample(
@@ -29,9 +26,8 @@ def sample(
         return Script(CHUNK_LENGTH, success=index % GROUP < successes_of_group(index // GROUP))
 
     pool = FakePool(script, num_slots, order_seed=0)
-    config = TrainConfig(rollout=RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True))
-    learner = Learner(FakePolicy(), None, None)
-    return training_rollout(learner, pool, EPISODES, RL, config, 0, config.rollout.n_steps, episode_length=10)
+    player = EpisodePlayer(FakePolicy(), pool, Behaviour(0.0, 1.0), Randomness(0, "rollout"))
+    return play_informative_steps(player, EPISODES, n_steps, bounds=(0.1, 0.9))
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfi
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import predict_success
+from rl.episode_queue import PlayAll
 from rl.phases import PhaseState, phase_at
 from rl.randomness import Randomness
-from rl.rollout import play_episodes
+from rl.ranks import ALONE
+from rl.rollout import EpisodePlayer, play_rollout
 from rl.trajectory import Batch, Episode, Trajectory, flatten
 from rl.update import Learner, make_learner, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
@@ -84,13 +86,14 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)
     learner = make_learner(ToyPolicy(base, chunk_length=2, action_dim=2), config)
     phase = phase_at(GLOBAL_STEP, config.phases)
-    trajectories = play_episodes(
+    player = EpisodePlayer(
         learner.policy,
         FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
-        [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
         behaviour_in(phase, config, "greedy", episode_length=0.0),
         Randomness(0, "rollout"),
-    ).trajectories
+    )
+    episodes = [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))]
+    trajectories = play_rollout(player, PlayAll(episodes, ALONE)).trajectories
     batch = flatten(trajectories, action_dim=2)
     values = None
     if learner.critic is not None:

@@ -12,13 +12,14 @@ import pytest
 from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, UpdateConfig
 from rl.advantages import estimate_advantages
-from rl.behaviour import Behaviour
+from rl.behaviour import Behaviour, behaviour_in
 from rl.critic import rollout_values
 from rl.curriculum import TrainingEpisodes
-from rl.dynamic_sampling import training_rollout
+from rl.episode_queue import PlayAll, PlaySteps
 from rl.phases import phase_at, settle_warmup
 from rl.randomness import Randomness
-from rl.rollout import Rollout, play_episodes
+from rl.ranks import ALONE
+from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, make_learner, update
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
@@ -50,10 +51,12 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(update_index * config.rollout.n_steps, config.phases)
     episodes = TrainingEpisodes(config, update_index, groups_drawn={})
-    n_steps = config.rollout.n_steps
-    _, trajectories = training_rollout(
-        learner, pool, episodes, phase, config, update_index, n_steps, episode_length=EPISODE
+    behaviour = behaviour_in(phase, config, learner.teacher_mode, episode_length=EPISODE)
+    player = EpisodePlayer(
+        learner.policy, pool, behaviour, Randomness(config.run.seed, "rollout", update_index)
     )
+    queue = PlaySteps(episodes, config.rollout.n_steps, pool.num_slots, ALONE)
+    trajectories = play_rollout(player, queue).trajectories
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
         values = None
@@ -66,7 +69,8 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:
     behaviour = Behaviour(epsilon=0.0, temperature=1.0)
     starts = [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)]
-    return play_episodes(policy, ToyPool(), starts, behaviour, Randomness(seed, "evaluation"))
+    player = EpisodePlayer(policy, ToyPool(), behaviour, Randomness(seed, "evaluation"))
+    return play_rollout(player, PlayAll(starts, ALONE))
 
 
 def success(policy: ToyPolicy, seed: int) -> float:

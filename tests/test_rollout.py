@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from benchmarks.rollout import StandInPolicy
 from contracts import BadInput
 from rl.behaviour import Behaviour, decide
+from rl.episode_queue import PlayAll, PlaySteps
 from rl.randomness import Randomness, torch_generator
-from rl.rollout import MAX_ATTEMPTS, play_episodes
+from rl.ranks import ALONE
+from rl.rollout import MAX_ATTEMPTS, EpisodePlayer, play_rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, FakePolicy, FakePool, Script, random_observations
 
@@ -31,11 +33,12 @@ def lengths_script(*lengths: int):
     return lambda task_id, state: Script(lengths[state % len(lengths)], success=state % 3 == 0)
 
 
-def play(pool, behaviour=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
+def play(pool, behaviour=STUDENT, n_steps=None, source=None, policy=None, max_batch=None):
     source = episodes() if source is None else source
-    return play_episodes(
-        policy or FakePolicy(), pool, source, behaviour, randomness, n_steps=n_steps, **options
-    )
+    player = EpisodePlayer(policy or FakePolicy(), pool, behaviour, RANDOMNESS, max_batch)
+    if n_steps is None:
+        return play_rollout(player, PlayAll(source, ALONE))
+    return play_rollout(player, PlaySteps(source, n_steps, pool.num_slots, ALONE))
 
 
 def played(collected) -> list[int]:

@@ -21,11 +21,12 @@ from contracts import SelfCheckError
 from experiment.evaluator import EpisodeKey, Player, evaluate
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes
-from rl.dynamic_sampling import training_rollout
+from rl.dynamic_sampling import play_informative_steps
+from rl.episode_queue import PlaySteps
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
-from rl.rollout import Rollout, play_episodes
+from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.update import Learner, prepare_batch, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
 
@@ -113,9 +114,9 @@ def script(task_id: int, init_state: int) -> Script:
     return Script(env_steps=10 + init_state % 7, success=init_state % 3 == 0)
 
 
-def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int | None, **options) -> Rollout:
-    randomness = Randomness(0, "x")
-    return play_episodes(FakePolicy(), pool, episodes, STUDENT, randomness, n_steps, ranks=ranks, **options)
+def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int) -> Rollout:
+    queue = PlaySteps(episodes, n_steps, pool.num_slots, ranks)
+    return play_rollout(EpisodePlayer(FakePolicy(), pool, STUDENT, Randomness(0, "x")), queue, ranks)
 
 
 def rollout_of(ranks: Ranks, num_slots: int = 1) -> dict[str, Any]:
@@ -136,15 +137,8 @@ def contents(trajectories) -> list[tuple]:
 
 
 def sampled_dynamically(ranks: Ranks) -> list:
-    rollout_config = RolloutConfig(
-        n_steps=60, group_size=2, dynamic_sampling=True, group_success_bounds=(0.5, 1.0)
-    )
-    config = TrainConfig(rollout=rollout_config)
-    learner = Learner(FakePolicy(), None, None, ranks)
-    rl = phase_at(0, PhaseConfig(warmup=False))
-    played, kept = training_rollout(
-        learner, FakePool(script), EPISODES, rl, config, 0, config.rollout.n_steps, episode_length=10
-    )
+    player = EpisodePlayer(FakePolicy(), FakePool(script), STUDENT, Randomness(0, "rollout"))
+    played, kept = play_informative_steps(player, EPISODES, 60, (0.5, 1.0), ranks)
     return [contents(played.trajectories), contents(kept)]
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl.episode_queue import PlayAll
 from rl.ranks import ALONE
-from rl.schedules import PlayAll
 from rl.trajectory import Episode
 
 

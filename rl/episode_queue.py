@@ -6,9 +6,23 @@ import itertools
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
+from typing import Protocol
 
 from rl.ranks import Ranks
 from rl.trajectory import Episode
+
+
+class EpisodeQueue(Protocol):
+    """What gives out the episodes to play."""
+
+    def next_for(self, slot: int) -> Episode | None:
+        """The next episode to play in a free slot; None if none may start there now."""
+
+    def count(self, episode: Episode, env_steps: int) -> None:
+        """Learn how many env steps an episode has played so far."""
+
+    def keeps(self, episode: Episode) -> bool:
+        """Whether an episode that was played belongs to the rollout; asked at the end."""
 
 
 class PlayAll:
