@@ -41,21 +41,16 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
 
 
 @pytest.mark.parametrize(
-    ("argv", "expected"),
+    ("line", "expected"),
     [
-        (["--check-only", "--task-id", "3"], {"task_ids": (3,)}),
-        (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)}),
-        (["--no-warmup", "--data-parallel"], {"warmup": False, "data_parallel": True}),
-        (["--temperature", "1.6", "--group-size", "8"], {"temperature": 1.6, "group_size": 8}),
-        (
-            ["--train-init-states", "5", "40", "--eval-init-states", "40", "45"],
-            {"train_init_states": (5, 40), "eval_init_states": (40, 45)},
-        ),
-        (["--desired-kl", "0.2", "--micro-batch-size", "2"], {"desired_kl": 0.2, "micro_batch_size": 2}),
+        ("--check-only --task-id 3", {"task_ids": (3,)}),
+        ("--no-warmup --task-ids 0 1 2", {"warmup": False, "task_ids": (0, 1, 2)}),
+        ("--train-init-states 5 40 --eval-init-states 40 45 --micro-batch-size 2",
+         {"train_init_states": (5, 40), "eval_init_states": (40, 45), "micro_batch_size": 2}),
     ],
-)
-def test_flags_are_flat_and_change_one_field_each(argv, expected):
-    assert changes(argv) == expected
+)  # fmt: skip
+def test_flags_are_flat_and_change_one_field_each(line, expected):
+    assert changes(line.split()) == expected
 
 
 def test_flags_have_the_names_of_other_programs_too():
@@ -125,25 +120,21 @@ def test_an_evaluation_is_by_default_the_published_protocol():
 
 
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("flags", "named"),
     [
-        ([], "--checkpoint"),
-        ([*CHECKPOINT, "--task-suite", "libero"], "libero"),
-        ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-id", "3"], "--bddl-file"),
-        ([*CHECKPOINT, "--protocol", "libero", "--trials", "5"], "--trials"),
-        ([*CHECKPOINT, "--protocol", "libero", "--mode", "sample"], "--mode"),
-        ([*CHECKPOINT, "--protocol", "libero", "--mode", "median"], "--mode"),
-        ([*CHECKPOINT, "--protocol", "libero", "--max-env-steps", "10"], "--max-env-steps"),
-        ([*CHECKPOINT, "--task-suite", "libero_goal_swap", "--prompt", "leaked"], "--prompt"),
-        ([*CHECKPOINT, "--task-suite", "libero_goal_camera", "--init-states", "fresh"], "--init-states"),
-        ([*CHECKPOINT, "--protocol", "libero", "--init-states", "fresh"], "--init-states"),
-        ([*CHECKPOINT, "--mode", "greedy", "--temperature", "2"], "--temperature"),
-        ([*CHECKPOINT, "--out", "r.png"], "--out"),  # it would be overwritten by its own picture
+        ("--task-suite libero", "libero"),
+        ("--bddl-file x.bddl --task-id 3", "--bddl-file"),
+        ("--protocol libero --trials 5 --mode sample", "--trials, --mode"),
+        ("--protocol libero --max-env-steps 10", "--max-env-steps"),
+        ("--task-suite libero_goal_swap --prompt leaked", "--prompt"),
+        ("--task-suite libero_goal_camera --init-states fresh", "--init-states"),
+        ("--mode greedy --temperature 2", "--temperature"),
+        ("--out r.png", "--out"),
     ],
 )
-def test_wrong_flags_of_an_evaluation_are_refused(argv, named):
+def test_wrong_flags_of_an_evaluation_are_refused(flags, named):
     with pytest.raises(BadInput, match=named):
-        parse_eval(argv)
+        parse_eval([*CHECKPOINT, *flags.split()])
 
 
 # LIBERO-PRO and LIBERO-Plus
@@ -200,26 +191,10 @@ def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run
     assert set(differing_fields(PRESETS["smoke"], resumed)) == changeable_on_resume()
 
 
-@pytest.mark.parametrize("content", [None, b"{}"])
-def test_a_folder_that_is_no_run_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(BadInput, match=str(tmp_path)):
-        parse_train(["--resume", str(tmp_path)])
-
-
 @pytest.mark.parametrize("change", [{"lr": "fast"}, {"lr": -1.0}, {"withdrawn": 1}])
 def test_settings_of_another_version_are_refused(run_folder, change):
     stored = json.loads((run_folder / "config.json").read_text())
     stored["config"]["update"] |= change
-    (run_folder / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(BadInput, match="--resume"):
-        parse_train(["--resume", str(run_folder)])
-
-
-def test_settings_that_are_missing_get_no_default(run_folder):
-    stored = json.loads((run_folder / "config.json").read_text())
-    del stored["config"]["update"]["weight_decay"]
     (run_folder / "config.json").write_text(json.dumps(stored))
     with pytest.raises(BadInput, match="--resume"):
         parse_train(["--resume", str(run_folder)])
