@@ -144,14 +144,6 @@ class LoraLinear(nn.Module):
             return frozen_product
         return frozen_product + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
 
-    def log_sum_exp(self, x: Tensor, rows: slice) -> Tensor:
-        """The log-sum-exp of `self(x)[..., rows]`, (...) float32, without keeping those outputs for the backward pass.
-
-        x and A get a gradient, these rows of B do not.
-        """
-        extended = torch.cat([x, F.linear(x, self.lora_A.to(x.dtype))], dim=-1) if self.enabled else x
-        return _LogSumExp.apply(extended, self.weight[rows, : extended.shape[-1]])
-
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The matrices A (rank, in_features) and B (out_features, rank) of every map, as views."""
         for i, (start, end) in enumerate(self.row_ranges):
@@ -206,23 +198,6 @@ class _LoraProduct(torch.autograd.Function):
         B_grad = (torch.cat(B_grads) * ctx.scale).to(ctx.dtype)
         A_grad = (compressed_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
         return x_grad + compressed_grad @ rounded_A, A_grad, B_grad, None, None, None, None, None, None, None
-
-
-class _LogSumExp(torch.autograd.Function):
-    """The log-sum-exp of W x. Its gradient to x, softmax(W x) W, is computed at once, so that no logits are kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """x (..., K), weight (rows, K) -> (...) float32."""
-        logits = F.linear(x, weight).float()
-        log_sum_exp = logits.logsumexp(-1)
-        ctx.save_for_backward(logits.sub_(log_sum_exp[..., None]).exp_().to(weight.dtype) @ weight)
-        return log_sum_exp
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return (grad[..., None] * slope).to(slope.dtype), None
 
 
 # The tag allows inputs whose rows are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)

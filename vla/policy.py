@@ -212,10 +212,10 @@ class Policy:
     def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the log-sum-exp of the logits of all other token ids, (B, A); with gradient."""
         logits, hidden = self.chunk_outputs(observations)
-        head = self.network.language_model.lm_head
-        smaller_ids_logsumexp = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN))
-        larger_ids_logsumexp = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN + NUM_BINS, None))
-        return logits, torch.logaddexp(smaller_ids_logsumexp, larger_ids_logsumexp)
+        all_logits = self.network.language_model.lm_head(hidden).float()
+        smaller_ids = all_logits[..., :FIRST_ACTION_TOKEN]
+        larger_ids = all_logits[..., FIRST_ACTION_TOKEN + NUM_BINS :]
+        return logits, torch.logaddexp(smaller_ids.logsumexp(-1), larger_ids.logsumexp(-1))
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
