@@ -29,7 +29,7 @@ from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
-from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters
+from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters, adapter_as_teacher
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -281,13 +281,7 @@ class Policy:
             return False
         if not same_statistics(self.statistics, statistics):
             return False
-        parameters: list[Tensor] = [parameter for _, parameter in self._trainable]
-        students_values = [parameter.detach().clone() for parameter in parameters]
-        copy_into_network(adapter, self.network)
-        teachers_values = [parameter.detach().clone() for parameter in parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, students_values)
-        self._teacher = SwappedAdapter(parameters, teachers_values)
+        self._teacher = adapter_as_teacher(adapter, self.network, [p for _, p in self._trainable])
         return True
 
     # Training

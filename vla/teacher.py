@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from vla.adapter_folder import StoredAdapter, copy_into_network
 from vla.model import OpenVLAOFT
 
 PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
@@ -76,6 +77,18 @@ class SwappedAdapter:
 
     def equals_student(self) -> bool:
         return all(map(torch.equal, self._parameters, self._values))
+
+
+def adapter_as_teacher(
+    adapter: StoredAdapter, network: OpenVLAOFT, parameters: Sequence[Tensor]
+) -> SwappedAdapter:
+    """The student's network with a stored adapter's values. parameters: all that the student trains."""
+    students_values = [parameter.detach().clone() for parameter in parameters]
+    copy_into_network(adapter, network)
+    teachers_values = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        torch._foreach_copy_(list(parameters), students_values)
+    return SwappedAdapter(parameters, teachers_values)
 
 
 class SecondNetwork(Generic[PolicyT]):
