@@ -30,26 +30,19 @@ GRACE_S = 30.0
 CONNECT_S = 10.0  # time for RAY_ADDRESS to answer; Ray itself would try for a quarter of an hour
 
 
-def connect() -> str:
+def connect() -> int:
     """Join the Ray cluster at RAY_ADDRESS, else one on this machine, else start one that ends with this program.
 
-    Returns a description of the cluster. Raises BadInput if none can be joined or started, or if it has no CPU.
+    Returns its number of CPUs. Raises BadInput if none can be joined or started, or if it has no CPU.
     """
     if not ray.is_initialized():
         _join_or_start()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    cpus = ray.cluster_resources().get("CPU", 0)
+    cpus = int(ray.cluster_resources().get("CPU", 0))
     if cpus == 0:
         raise BadInput(
             "the Ray cluster has no CPU: run `ray start --address HOST:PORT` on machines that have some"
         )
-    return f"Ray {ray.__version__}, {len(nodes)} node(s), {cpus:.0f} CPUs"
-
-
-def cluster_cpus() -> int:
-    """The CPUs of the Ray cluster, which is joined or started as in `connect`."""
-    connect()
-    return int(ray.cluster_resources().get("CPU", 0))
+    return cpus
 
 
 def _join_or_start() -> None:

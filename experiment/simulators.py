@@ -149,7 +149,7 @@ def ranks_here() -> int:
 
 def _limit_of_cluster(ranks: Ranks) -> Limit:
     """What the CPUs of the Ray cluster allow each rank."""
-    from envs.ray_workers import cluster_cpus  # it imports ray, which is optional
+    from envs.ray_workers import connect  # it imports ray, which is optional
 
-    cpus = cluster_cpus()
+    cpus = connect()
     return Limit(cpus // ranks.size, f"{cpus} CPUs of the Ray cluster")
