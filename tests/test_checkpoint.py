@@ -82,14 +82,6 @@ def test_checkpoint_after_rl_has_its_proprio_projector_among_the_weights(tmp_pat
     assert all(torch.equal(loaded[name], projector[name].bfloat16().float()) for name in projector)
 
 
-def test_config_decides_number_of_images_and_chunk_length(folder):
-    assert inspect_checkpoint(folder).num_images == 2
-    edit_json(folder / "config.json", num_images_in_input=3, num_action_chunks=25)
-    info = inspect_checkpoint(folder)
-    assert (info.num_images, info.config.chunk_length) == (3, 25)
-    assert inspect_checkpoint(folder, num_images=1).num_images == 1
-
-
 def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
     (tmp_path / "step_8").mkdir()
     (tmp_path / "step_8" / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')

@@ -19,13 +19,7 @@ from experiment.simulators import SimulatorCount, memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import (
-    MemoryNeed,
-    RolloutSize,
-    choose_plan,
-    plan_update,
-    shrink_batch,
-)
+from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update, shrink_batch
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [
@@ -167,9 +161,9 @@ def most_gib(plan):
     return CONTEXT_GIB + WEIGHTS_GIB + optimizer_gib + memory.MARGIN_BYTES / GIB + activations_gib
 
 
-@pytest.mark.parametrize("num_envs", [1, 4, 8, 10])
+@pytest.mark.parametrize("num_envs", [1, 10])
 @pytest.mark.parametrize("other_programs_gib", [0.0, 0.4])
-@pytest.mark.parametrize("budget_gib", [None, 23.6, 24])
+@pytest.mark.parametrize("budget_gib", [None, 24])
 def test_on_a_4090_the_plan_leaves_the_simulators_their_share(
     monkeypatch, budget_gib, other_programs_gib, num_envs
 ):

@@ -46,7 +46,7 @@ class StoredAdapter:
     def trained_blocks(self, num_blocks: int) -> int | None:
         """How many of the last of `num_blocks` blocks of the language model it changes; None if also what is below."""
         matches = [re.match(BLOCK_OR_HEAD, name) for name in self.tensors]
-        if not all(matches):
+        if not matches or not all(matches):
             return None
         first = min(int(match["index"] or num_blocks - 1) for match in matches if match)
         return num_blocks - first

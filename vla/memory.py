@@ -38,8 +38,9 @@ TIME_PER_SAMPLE = 0.8
 TIME_PER_PASS = 0.4
 FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
 ADVICE = (
-    "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, leave out "
-    "--gradient-checkpointing off, raise --memory-budget, close other programs on the GPU, or use a larger one"
+    "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, train fewer "
+    "blocks (--trained-blocks 8), leave out --gradient-checkpointing off, raise --memory-budget, close other programs "
+    "on the GPU, or use a larger one"
 )
 
 
