@@ -81,12 +81,11 @@ from rl.advantages import estimate_advantages, explained_variance
 from rl.behaviour import behaviour_in
 from rl.critic import rollout_values
 from rl.curriculum import TrainingEpisodes, task_probabilities
-from rl.dynamic_sampling import play_informative_steps
-from rl.episode_queue import PlaySteps
+from rl.dynamic_sampling import collect
 from rl.launcher import start_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
 from rl.randomness import Randomness
-from rl.rollout import EpisodePlayer, Rollout, play_rollout
+from rl.rollout import EpisodePlayer, Rollout
 from rl.trajectory import Trajectory, flatten
 from rl.update import Learner, number_of_epochs, update
 from rl.update_metrics import stop_without_signal
@@ -160,16 +159,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         randomness = Randomness(config.run.seed, "rollout", update_index)
         player = EpisodePlayer(learner.policy, pool, behaviour, randomness, config.model.max_batch)
         n_steps = rollout_steps(state.global_step, config)
+        samples_dynamically = config.rollout.dynamic_sampling and not phase.distils
+        bounds = config.rollout.group_success_bounds if samples_dynamically else None
         with show_part("rollout", n_steps // ranks.size, "env steps", learner, state) as activity:
-            if config.rollout.dynamic_sampling and not phase.distils:
-                bounds = config.rollout.group_success_bounds
-                rollout, trajectories = play_informative_steps(
-                    player, episodes, n_steps, bounds, ranks, activity.advance
-                )
-            else:
-                queue = PlaySteps(episodes, n_steps, pool.num_slots, ranks)
-                rollout = play_rollout(player, queue, ranks, activity.advance)
-                trajectories = rollout.trajectories
+            rollout, trajectories = collect(player, episodes, n_steps, bounds, ranks, activity.advance)
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:

@@ -20,7 +20,7 @@ from rl.trajectory import Episode, Trajectory
 
 if TYPE_CHECKING:
     from envs.pool import Pool
-    from rl.phases import TeacherMode
+    from rl.teacher import TeacherMode
     from vla.policy import Mode, Policy
 
 log = logging.getLogger(__name__)

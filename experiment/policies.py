@@ -10,7 +10,7 @@ from configs.sections import ModelConfig, UpdateConfig
 from contracts import BadInput
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
-from rl.phases import TeacherChoice, choose_teacher
+from rl.teacher import TeacherChoice, choose_teacher
 from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.device import choose_device, is_large

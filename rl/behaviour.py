@@ -12,7 +12,8 @@ import torch
 from configs.config import TrainConfig
 from contracts import Observation
 from envs.env import Physics
-from rl.phases import PhaseState, TeacherMode
+from rl.phases import PhaseState
+from rl.teacher import TeacherMode
 from rl.trajectory import Decision, Episode
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, Yu et al. 2025, section 3.2).
+"""The rollout of an update, with or without dynamic sampling (DAPO, Yu et al. 2025, section 3.2).
 
 A group whose episodes all succeed, or all fail, has no relative advantage, so nothing is learned from it. Dynamic
 sampling drops groups whose success rate is outside --group-success-bounds, and plays more groups instead.
@@ -18,19 +18,25 @@ from rl.trajectory import Episode, Trajectory
 log = logging.getLogger(__name__)
 
 
-def play_informative_steps(
+def collect(
     player: EpisodePlayer,
     episodes: Iterable[Episode],
     n_steps: int,
-    bounds: tuple[float, float],
+    bounds: tuple[float, float] | None,
     ranks: Ranks = ALONE,
     advance: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the groups with a success rate within `bounds` hold `n_steps` env steps, or twice as many were played.
+    """Play about `n_steps` env steps. Returns the whole rollout, and the trajectories to learn from.
 
-    Returns the whole rollout, and the trajectories that are kept. Iterating over `episodes` must always begin with the
-    first one. advance: see `play_rollout`.
+    bounds: with dynamic sampling, of a group's success rate; then episodes are played until the kept groups hold
+    `n_steps` env steps, or twice as many were played. Without (None), all trajectories are kept. Iterating over
+    `episodes` must always begin with the first one. advance: see `play_rollout`.
     """
+    if bounds is None:
+        rollout = play_rollout(
+            player, PlaySteps(episodes, n_steps, player.pool.num_slots, ranks), ranks, advance
+        )
+        return rollout, rollout.trajectories
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0

@@ -28,10 +28,11 @@ from rl.optimizer import (
     optimizer_step,
     rl_learning_rate,
 )
-from rl.phases import Phase, PhaseState, TeacherMode
+from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_first_ratios
+from rl.teacher import TeacherMode
 from rl.trajectory import Batch
 from rl.update_metrics import (
     check_skipped_steps,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rl.behaviour import Behaviour
-from rl.dynamic_sampling import informative_groups, play_informative_steps
+from rl.dynamic_sampling import collect, informative_groups
 from rl.randomness import Randomness
 from rl.rollout import EpisodePlayer, Rollout
 from rl.trajectory import Episode, Trajectory
@@ -27,7 +27,7 @@ def sample(
 
     pool = FakePool(script, num_slots, order_seed=0)
     player = EpisodePlayer(FakePolicy(), pool, Behaviour(0.0, 1.0), Randomness(0, "rollout"))
-    return play_informative_steps(player, EPISODES, n_steps, bounds=(0.1, 0.9))
+    return collect(player, EPISODES, n_steps, bounds=(0.1, 0.9))
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.critic import rollout_values
 from rl.curriculum import TrainingEpisodes
-from rl.episode_queue import PlayAll, PlaySteps
-from rl.phases import phase_at, settle_warmup
+from rl.dynamic_sampling import collect
+from rl.episode_queue import PlayAll
+from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE
 from rl.rollout import EpisodePlayer, Rollout, play_rollout
+from rl.teacher import settle_warmup
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, make_learner, update
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
@@ -55,8 +57,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     player = EpisodePlayer(
         learner.policy, pool, behaviour, Randomness(config.run.seed, "rollout", update_index)
     )
-    queue = PlaySteps(episodes, config.rollout.n_steps, pool.num_slots, ALONE)
-    trajectories = play_rollout(player, queue).trajectories
+    _, trajectories = collect(player, episodes, config.rollout.n_steps, bounds=None)
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
         values = None

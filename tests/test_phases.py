@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig
 from contracts import BadInput
-from rl.phases import Phase, choose_teacher, phase_at, rollout_steps
+from rl.phases import Phase, phase_at, rollout_steps
+from rl.teacher import choose_teacher
 
 steps = st.integers(0, 200)
 

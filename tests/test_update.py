@@ -14,7 +14,8 @@ from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
 from rl.losses import approx_kl
 from rl.optimizer import follow_kl, rl_learning_rate
-from rl.phases import phase_at, settle_warmup
+from rl.phases import phase_at
+from rl.teacher import settle_warmup
 from rl.update import Learner, draw_minibatches, prepare_batch, update
 from rl.update_metrics import stop_without_signal
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of

@@ -21,7 +21,7 @@ from contracts import SelfCheckError
 from experiment.evaluator import EpisodeKey, Player, evaluate
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes
-from rl.dynamic_sampling import play_informative_steps
+from rl.dynamic_sampling import collect
 from rl.episode_queue import PlaySteps
 from rl.phases import phase_at
 from rl.randomness import Randomness
@@ -138,7 +138,7 @@ def contents(trajectories) -> list[tuple]:
 
 def sampled_dynamically(ranks: Ranks) -> list:
     player = EpisodePlayer(FakePolicy(), FakePool(script), STUDENT, Randomness(0, "rollout"))
-    played, kept = play_informative_steps(player, EPISODES, 60, (0.5, 1.0), ranks)
+    played, kept = collect(player, EPISODES, 60, (0.5, 1.0), ranks)
     return [contents(played.trajectories), contents(kept)]
 
 

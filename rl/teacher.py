@@ -1,0 +1,74 @@
+"""How the frozen teacher decides, and the warmup that suits it where flags say `auto`."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from configs.config import TrainConfig, changed
+from configs.sections import PhaseConfig
+from contracts import BadInput
+
+TeacherMode = Literal["greedy", "median", "l1"]
+
+
+# What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
+# and where the student acts it also learns what to do after its own mistakes (docs/RESULTS.md, "An L1 checkpoint").
+L1_WARMUP_STEPS = 50_000
+L1_WARMUP_EPOCHS = 16
+L1_WARMUP_LR = 1e-3
+# The tokens of a policy's own greedy decisions teach it little. Large steps on one rollout change its greedy decisions
+# in states that were not in it: at full size one pass at 3e-5 cost more than half of the success (docs/LOG.md, "Starts
+# at which the three phases matter").
+GREEDY_WARMUP_STEPS = 4_000
+GREEDY_WARMUP_EPOCHS = 1
+GREEDY_WARMUP_LR = 3e-6
+
+
+class TeacherChoice(NamedTuple):
+    """How the teacher decides, and the reason in words."""
+
+    mode: TeacherMode
+    why: str
+
+
+def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
+    """Replace `auto` in the settings of the warmup by numbers that suit the teacher."""
+    is_l1 = mode == "l1"
+    automatic = {
+        "warmup_actor": "student" if is_l1 else "teacher",
+        "warmup_steps": L1_WARMUP_STEPS if is_l1 else GREEDY_WARMUP_STEPS,
+        "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else GREEDY_WARMUP_EPOCHS,
+        "warmup_lr": L1_WARMUP_LR if is_l1 else GREEDY_WARMUP_LR,
+    }
+    settings = {**vars(config.phases), **vars(config.update)}
+    return changed(config, **{name: value for name, value in automatic.items() if settings[name] == "auto"})
+
+
+def choose_teacher(phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool) -> TeacherChoice:
+    """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
+
+    checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. Raises
+    BadInput when the flags ask for what it cannot do.
+    """
+    mode, why = _mode_and_reason(phases, checkpoint, has_l1_head)
+    if kl_coef > 0 and mode == "l1":
+        raise BadInput(
+            "--kl-coef needs the teacher's token distribution, and the L1 head has none; leave it out or use --teacher "
+            "greedy"
+        )
+    return TeacherChoice(mode, why)
+
+
+def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) -> tuple[TeacherMode, str]:
+    if phases.teacher == "greedy":
+        return "greedy", "as asked by --teacher"
+    if phases.teacher == "median":
+        return "median", "as asked by --teacher"
+    if phases.teacher == "l1":
+        if not has_l1_head:
+            raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
+        return "l1", "as asked by --teacher"
+    name = phases.teacher_checkpoint or "the checkpoint"
+    if has_l1_head:
+        return "l1", f"{name} was trained by regression: its token logits mean nothing"
+    return "greedy", f"{name} has no action head, so its likeliest tokens are the teacher's"
