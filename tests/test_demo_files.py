@@ -28,29 +28,6 @@ def test_damaged_files_are_bad_input(damage, tmp_path):
         read_episode(path)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"jpeg_offsets": np.zeros((0, 2, 2), np.int64)},  # no frames
-        {"jpeg_offsets": np.zeros(3, np.int64)},
-        {"frame_steps": np.arange(4) * 1000},
-        {"frame_steps": np.arange(3)},
-        {"proprio": np.zeros((3, 8), np.float32)},
-        {"proprio": np.float32(0)},
-        {"actions": np.array([{}], dtype=object)},  # a pickle
-        {"surplus": 3},
-    ],
-)
-def test_fields_that_do_not_fit_together_are_bad_input(changes, tmp_path):
-    path = episode_path(tmp_path, 0, 0)
-    write_episode(path, make_episode(0))
-    with np.load(path) as stored:
-        fields = dict(stored)
-    np.savez(path, **(fields | changes))
-    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
-        read_episode(path)
-
-
 def test_hdf5_files_are_called_by_their_name(tmp_path):
     (tmp_path / "libero_spatial").mkdir()
     (tmp_path / "libero_spatial" / "pick_up_the_black_bowl_demo.hdf5").touch()

@@ -16,9 +16,10 @@ from envs.libero import LiberoEnv
 from envs.worker import InlineWorker
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
+from workshop import noisy_episode
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
 from workshop.demos import DemosArgs, Player, attempt_of, collect
-from workshop.noisy_episode import noise_bursts, record_episode
+from workshop.noisy_episode import FRAME_EVERY, noise_bursts, record_episode
 
 NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
 OUT = Path("unused")
@@ -26,7 +27,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def _args(out: Path = OUT, **changes) -> DemosArgs:
-    return DemosArgs(out, **({"noise_scales": (0.3, 0.8), "episodes": 2} | changes))
+    return DemosArgs(out, **({"episodes": 2} | changes))
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +70,14 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
 
 
-def test_no_value_of_a_motion_is_a_spike_among_the_labels():
+def test_no_value_of_a_motion_is_a_spike_among_the_labels(monkeypatch):
     """A spike is what an unsure policy does greedily: the robot stood still, while sampling solved the task."""
+    monkeypatch.setattr(noisy_episode, "FRAME_EVERY", NO_MORE_FRAMES)
     env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
     labels = []
     for index in range(6):
         attempt = attempt_of(_args(), 0, index)
-        result, episode = record_episode(env, attempt, frame_every=NO_MORE_FRAMES, looks="")
+        result, episode = record_episode(env, attempt, looks="")
         assert result.success
         labels.append(episode.actions)
     env.close()
@@ -96,7 +98,7 @@ def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
     for step in episode.frame_steps:
         assert not noise[step : step + CHUNK_LENGTH].any()
     assert len(episode.frame_steps) > 5
-    assert set((episode.frame_steps - attempt.first_frame) % _args().frame_every) == {0}
+    assert set((episode.frame_steps - attempt.first_frame) % FRAME_EVERY) == {0}
 
 
 @pytest.fixture
@@ -136,7 +138,6 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
-        ({"noise_scales": ()}, "--noise-scales"),
         ({"task_ids": (0, 0)}, "task ids"),  # two workers would write the same file
         ({"move_objects": (-2.0,)}, "--move-objects"),
     ],

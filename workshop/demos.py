@@ -28,7 +28,6 @@ from command_line import main_guard, parse_flags
 from configs.bounds import (
     NOT_NEGATIVE,
     POSITIVE,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     check_numbers,
@@ -40,8 +39,8 @@ from envs.libero import LiberoEnv
 from envs.pool import task_info
 from envs.worker import NoAnswer, ProcessWorker
 from experiment.terminal import say, show_progress
-from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, episode_path, write_episode
-from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
+from workshop.demo_files import RECIPE_FILE, episode_path, write_episode
+from workshop.noisy_episode import FRAME_EVERY, NOISE_SCALES, Attempt, record_episode
 
 EPISODE_S = 3600.0  # more than any episode takes
 
@@ -69,11 +68,6 @@ class DemosArgs:
     """Simulators, each in a process of its own."""
     task_suite: str = "libero_spatial"
     """Suite of the tasks. The expert knows all tasks of libero_spatial, and tasks 1, 4 and 8 of libero_goal."""
-    noise_scales: tuple[NonNegativeFloat, ...] = (0.3, 0.6, 0.9, 1.2)
-    """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
-    them in turn. 0 is no noise."""
-    frame_every: Annotated[int, POSITIVE] = 4
-    """Env steps between two frames, where the chunk of a frame is free of noise."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of everything random."""
     move_objects: tuple[PositiveFloat, ...] = ()
@@ -95,8 +89,6 @@ def collect(args: DemosArgs) -> Counter[str]:
     settings.
     """
     check_numbers(args)
-    if not args.noise_scales:
-        raise BadInput("--noise-scales needs at least one number; 0 is no noise")
     task_info(EnvSpec(args.task_suite, args.task_ids))  # refuses unknown tasks
     find_pack(args.assets)  # unpack looks now, rather than in all workers at the same time
     counts: Counter[str] = Counter(success=0, failure=0, fault=0)
@@ -176,7 +168,7 @@ class Player:
             self.close()
             spec = EnvSpec(args.task_suite, (attempt.task_id,), assets=str(self._pack.folder))
             self._env = LiberoEnv(spec, attempt.task_id)
-        result, episode = record_episode(self._env, attempt, args.frame_every, self._pack.looks)
+        result, episode = record_episode(self._env, attempt, self._pack.looks)
         if episode is None:
             return "failure" if result.error is None else "fault"
         with output_place(args.out):
@@ -198,8 +190,8 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
         task_id=task_id,
         index=index,
         seed=int(placement_generator.integers(2**32)),
-        noise_scale=args.noise_scales[index % len(args.noise_scales)],
-        first_frame=int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1))),
+        noise_scale=NOISE_SCALES[index % len(NOISE_SCALES)],
+        first_frame=int(generator.integers(FRAME_EVERY)),
         noise_generator=generator,
         moved_cm=float(move_generator.choice((0.0, *args.move_objects))),
         move_generator=move_generator,

@@ -244,32 +244,6 @@ def _down_funnel(error: np.ndarray, sideways: float, top: float) -> np.ndarray:
     return np.array([*(error[:2] * (1.0 - slowdown)), climb])
 
 
-@dataclass(frozen=True)
-class Obstacles:
-    """Boxes that the hand may hit, in the world frame: centres (N, 3), axes (N, 3, 3), half sizes (N, 3)."""
-
-    centres: np.ndarray
-    axes: np.ndarray
-    half_sizes: np.ndarray
-
-    def count_hits(self, points: np.ndarray) -> int:
-        """How often one of the points (P, 3) lies in a box or closer to it than CLEARANCE_M."""
-        from_centres = points[:, None] - self.centres
-        in_box_frames = np.einsum("nbi,bij->nbj", from_centres, self.axes)
-        return int((np.abs(in_box_frames) < self.half_sizes + CLEARANCE_M).all(axis=-1).sum())
-
-
-def find_obstacles(model: mujoco.MjModel, data: mujoco.MjData, bowl_body: int) -> Obstacles:
-    """The boxes by which LIBERO's scenes collide, without those of the robot and of the bowl itself."""
-    robot_bodies = [
-        body for body in range(model.nbody) if model.body(body).name.startswith(("robot", "gripper", "mount"))
-    ]
-    is_colliding_box = (model.geom_contype != 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
-    is_ignored = np.isin(model.geom_bodyid, [*robot_bodies, bowl_body])
-    boxes = np.flatnonzero(is_colliding_box & ~is_ignored)
-    return Obstacles(data.geom_xpos[boxes], data.geom_xmat[boxes].reshape(-1, 3, 3), model.geom_size[boxes])
-
-
 def plan_grasp(
     model: mujoco.MjModel, data: mujoco.MjData, bowl_body: int, eef: np.ndarray, base: np.ndarray
 ) -> Plan:
@@ -277,27 +251,41 @@ def plan_grasp(
 
     `bowl_body` is a body's id; `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
     """
-    obstacles = find_obstacles(model, data, bowl_body)
+    boxes = find_boxes(model, bowl_body)
     bowl = data.xpos[bowl_body].copy()
     height = np.array([0.0, 0.0, RIM_HEIGHT_M])
     plans = [
         Plan(bowl, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height)
         for yaw, side in product(np.radians(YAWS_DEG), (-1.0, 1.0))
     ]
-    costs = [_grasp_cost(plan, obstacles, eef, base) for plan in plans]
-    return plans[costs.index(min(costs))]
+
+    def cost(plan: Plan) -> tuple[int, float, float]:
+        """Tuples compare by the first number that differs."""
+        place = plan.bowl + plan.offset
+        num_hits = count_hits(place + _hand_points(plan.yaw), model, data, boxes)
+        stretch_m = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
+        is_left = plan.offset @ _finger_axis(plan.yaw) > 0
+        distance_m = float(np.linalg.norm(place - eef)) - SIDE_BIAS_M * is_left
+        return num_hits, abs(plan.yaw) + TURN_PER_REACH * stretch_m, distance_m
+
+    return min(plans, key=cost)
 
 
-def _grasp_cost(
-    plan: Plan, obstacles: Obstacles, eef: np.ndarray, base: np.ndarray
-) -> tuple[int, float, float]:
-    """Collisions; turn and stretch of the arm; distance from the hand. Tuples compare by the first that differs."""
-    place = plan.bowl + plan.offset
-    num_hits = obstacles.count_hits(place + _hand_points(plan.yaw))
-    stretch_m = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
-    is_left = plan.offset @ _finger_axis(plan.yaw) > 0
-    distance_m = float(np.linalg.norm(place - eef)) - SIDE_BIAS_M * is_left
-    return num_hits, abs(plan.yaw) + TURN_PER_REACH * stretch_m, distance_m
+def find_boxes(model: mujoco.MjModel, bowl_body: int) -> np.ndarray:
+    """The ids of the boxes by which LIBERO's scenes collide, without those of the robot and of the bowl itself."""
+    robot_bodies = [
+        body for body in range(model.nbody) if model.body(body).name.startswith(("robot", "gripper", "mount"))
+    ]
+    is_colliding_box = (model.geom_contype != 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
+    is_ignored = np.isin(model.geom_bodyid, [*robot_bodies, bowl_body])
+    return np.flatnonzero(is_colliding_box & ~is_ignored)
+
+
+def count_hits(points: np.ndarray, model: mujoco.MjModel, data: mujoco.MjData, boxes: np.ndarray) -> int:
+    """How often one of the points (P, 3) lies in a box or closer to it than CLEARANCE_M."""
+    from_centres = points[:, None] - data.geom_xpos[boxes]
+    in_box_frames = np.einsum("nbi,bij->nbj", from_centres, data.geom_xmat[boxes].reshape(-1, 3, 3))
+    return int((np.abs(in_box_frames) < model.geom_size[boxes] + CLEARANCE_M).all(axis=-1).sum())
 
 
 def _finger_axis(yaw: float) -> np.ndarray:

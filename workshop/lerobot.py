@@ -4,20 +4,18 @@ Numbers and PNG images are in Parquet files, videos in MP4 files. meta/info.json
 how long each episode is, and in which video and at which second it begins.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import av
 import numpy as np
 import pyarrow.parquet as pq
-from pydantic import Field
-from typing_extensions import NotRequired, TypedDict
 
-from contracts import BadInput, first_line, read_fields, refuse_lfs_pointer
+from contracts import BadInput, first_line, read_json, refuse_lfs_pointer
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
@@ -33,49 +31,36 @@ Row = dict[str, Any]  # a row of a Parquet file, by the names of its columns
 Frames = Iterator[tuple[float, np.ndarray]]  # of a video: the time (s) and the image of each
 
 
-class Info(TypedDict):
-    """The fields of meta/info.json that are read."""
-
-    codebase_version: str
-    features: dict[str, dict[str, object]]
-    fps: Annotated[float, Field(gt=0, le=1e4)]  # env steps per second of video
-    total_episodes: int
-    video_path: NotRequired[str | None]  # template of the path of a video
-
-
 @dataclass(frozen=True)
 class Dataset:
     """What meta/info.json says about a dataset, and how far its videos were read."""
 
     folder: Path
-    info: Info
-    cameras: list[str]  # names of the features with images, agentview before wrist
-    videos: list[str]  # the cameras whose images are in MP4 files
+    info: dict[str, Any]
     open_videos: dict[Path, Frames] = field(default_factory=dict)  # the unread frames of each file
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes of a dataset. Raises BadInput for other versions, missing features and damaged files."""
-    info = read_fields(folder / "meta" / "info.json", Info, REPAIR)
-    version = info["codebase_version"]
+    info = read_json(folder / "meta" / "info.json")
+    version = info.get("codebase_version")
     if (folder / "meta" / "tasks.jsonl").exists():
         version = "v2 (meta/tasks.jsonl)"  # whatever info.json says
-    if not version.startswith("v3."):
+    if not str(version).startswith("v3."):
         raise BadInput(
             f"{folder}: a LeRobot dataset of version {version}, expected v3: convert it by lerobot"
         )
-    types = {name: feature.get("dtype") for name, feature in info["features"].items()}
-    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
-    dataset = Dataset(folder, info, cameras, [name for name in cameras if types[name] == "video"])
     try:
-        yield from _read_episodes(dataset, with_pictures)
+        yield from _read_episodes(Dataset(folder, info), with_pictures)
     except BadInput:
         raise
     except Exception as fault:  # damaged files can raise nearly any exception in pyarrow, av and here
         for path in sorted(folder.rglob("*.*")):
             refuse_lfs_pointer(path)
         reason = f"{type(fault).__name__}: {first_line(fault)}"
-        raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): {REPAIR}") from fault
+        raise BadInput(
+            f"{folder}: no readable LeRobot dataset ({reason}): download the dataset again"
+        ) from fault
 
 
 def _choose_feature(dataset: Dataset, names: Sequence[str]) -> str:
@@ -91,34 +76,48 @@ def _choose_feature(dataset: Dataset, names: Sequence[str]) -> str:
 
 def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
+    folder = dataset.folder
     state = _choose_feature(dataset, STATES)
     action = _choose_feature(dataset, ACTIONS)
-    entries = {
-        entry["episode_index"]: entry for entry in _read_rows(dataset.folder, "meta/episodes/*/*.parquet")
-    }
-    tasks = {row["task_index"]: _text_of(row) for row in _read_rows(dataset.folder, "meta/tasks.parquet")}
-    columns = {"episode_index", "task_index", state, action}
-    columns |= {name for name in (SUCCESS, "timestamp") if name in dataset.info["features"]}
+    types = {name: feature["dtype"] for name, feature in dataset.info["features"].items()}
+    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
+    entries = {row["episode_index"]: row for row in _read_rows(folder, "meta/episodes/*/*.parquet")}
+    tasks = {row["task_index"]: _text_of(row) for row in _read_rows(folder, "meta/tasks.parquet")}
+    columns = ["episode_index", "task_index", "timestamp", state, action, SUCCESS]
     if with_pictures:
-        columns |= {name for name in dataset.cameras if name not in dataset.videos}
+        columns += [name for name in cameras if types[name] == "image"]
     num_episodes = 0
-    all_rows = _read_rows(dataset.folder, "data/*/*.parquet", columns)
+    all_rows = _read_rows(folder, "data/*/*.parquet", columns)
     for index, group in groupby(all_rows, itemgetter("episode_index")):
         rows = list(group)
         entry = entries.get(index, {"length": 0})
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
+        pictures: list[Sequence[bytes | np.ndarray]] = []
+        for camera in cameras if with_pictures else ():
+            if types[camera] == "video":
+                pictures.append(_next_frames(dataset, camera, entry, rows))
+            else:
+                pictures.append([_read_picture(folder, row[camera]) for row in rows])
         yield StoredEpisode(
-            location=f"{dataset.folder}, episode {index}",
-            pictures=_read_pictures(dataset, entry, rows) if with_pictures else [],
+            location=f"{folder}, episode {index}",
+            pictures=list(zip(*pictures, strict=True)),
             proprio=np.array([row[state] for row in rows], np.float32),
             actions=np.array([row[action] for row in rows], np.float32),
             instruction=tasks[rows[0]["task_index"]],
-            success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in columns else None,
+            success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in types else None,
         )
         num_episodes += 1
     if num_episodes != dataset.info["total_episodes"]:
         raise ValueError(f"it has {num_episodes} of {dataset.info['total_episodes']} episodes")
+
+
+def _read_rows(folder: Path, pattern: str, columns: list[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of Parquet files, in the order of the files' names: those of `columns` that they have, or all."""
+    for path in sorted(folder.glob(pattern)):
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+                yield from batch.to_pylist()
 
 
 def _text_of(row: Row) -> str:
@@ -126,41 +125,14 @@ def _text_of(row: Row) -> str:
     return next(value for value in row.values() if isinstance(value, str))
 
 
-def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[Sequence[bytes | np.ndarray]]:
-    """The images of an episode, [T][cameras]: PNG files from the rows, or decoded uint8 (H, W, 3) from the videos."""
-    by_camera: list[Sequence[bytes | np.ndarray]] = []
-    for camera in dataset.cameras:
-        if camera in dataset.videos:
-            by_camera.append(_next_frames(dataset, camera, entry, rows))
-        else:
-            by_camera.append([_read_picture(dataset.folder, row[camera]) for row in rows])
-    return list(zip(*by_camera, strict=True))
-
-
 def _read_picture(folder: Path, cell: object) -> bytes:
     """The image file in a cell, or in the dataset's folder, if the cell only has its path there."""
-    values = cell if isinstance(cell, dict) else {}
-    content = values.get("bytes")
-    if isinstance(content, bytes):
-        return content
-    path = Path(values.get("path") or "/")
-    if path.is_absolute() or ".." in path.parts:
+    if not isinstance(cell, dict):
         raise BadInput(
             f"{folder}: pictures are not embedded: a cell holds {cell!r:.60}, expected the bytes of an image file or "
             "its path in this folder: convert the dataset"
         )
-    return (folder / path).read_bytes()
-
-
-def _read_rows(folder: Path, pattern: str, columns: Iterable[str] | None = None) -> Iterator[Row]:
-    """Yield the rows of Parquet files, in the order of the files' names; all columns, or some that must be there."""
-    for path in sorted(folder.glob(pattern)):
-        with pq.ParquetFile(path) as file:
-            missing = set(columns or ()) - set(file.schema_arrow.names)
-            if missing:
-                raise ValueError(f"{path.name} has no {', '.join(sorted(missing))}")
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=None if columns is None else list(columns)):
-                yield from batch.to_pylist()
+    return cell["bytes"] or (folder / cell["path"]).read_bytes()
 
 
 def _next_frames(dataset: Dataset, camera: str, entry: Row, rows: Sequence[Row]) -> list[np.ndarray]:
@@ -173,7 +145,7 @@ def _next_frames(dataset: Dataset, camera: str, entry: Row, rows: Sequence[Row])
     chunk_index, file_index, start_s = (entry[f"videos/{camera}/{column}"] for column in VIDEO_PLACE)
     # pandas may have made the two indices floats.
     place = {"video_key": camera, "chunk_index": int(chunk_index), "file_index": int(file_index)}
-    path = dataset.folder / str(dataset.info.get("video_path")).format(**place)
+    path = dataset.folder / dataset.info["video_path"].format(**place)
     frames = dataset.open_videos.setdefault(path, _decode_frames(path))
     fps = dataset.info["fps"]
     pictures: list[np.ndarray] = []

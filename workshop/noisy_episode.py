@@ -24,9 +24,12 @@ TREMOR = 0.1  # standard deviation of the tremor, as a share of full action
 # Turns get less noise than moves, because the expert's turns are smaller than its moves in about the same proportion.
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])
 NUM_MOTIONS = len(NOISE_WEIGHTS)  # x, y, z and three turns; the gripper has no noise
+# Standard deviations of the bursts, as shares of full action; the episodes take them in turn.
+NOISE_SCALES = (0.3, 0.6, 0.9, 1.2)
 BURST_STEPS = (3, 9)  # env steps of a burst: 3 to 8
 # Env steps between two bursts: 12 to 32. A frame's chunk of 8 must fit in, and the frame may begin some steps later.
 CLEAN_STEPS = (12, 33)
+FRAME_EVERY = 4  # env steps between two frames, where the chunk of a frame is free of noise
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,14 @@ class Attempt:
     move_generator: np.random.Generator
 
 
-def record_episode(
-    env: LiberoEnv, attempt: Attempt, frame_every: int, looks: str
-) -> tuple[ChunkResult, DemoEpisode | None]:
+def record_episode(env: LiberoEnv, attempt: Attempt, looks: str) -> tuple[ChunkResult, DemoEpisode | None]:
     """Let the expert act under noise until the episode ends; render only the frames that are kept.
 
     Returns the last result and, if the expert succeeded, the episode. looks: as in `DemoEpisode`.
     """
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator)
     uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator)
-    has_frame = frame_mask(noise, attempt.first_frame, frame_every)
+    has_frame = frame_mask(noise, attempt.first_frame)
     start = Start(None, attempt.seed)
     result = reset_with_moved_objects(
         env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
@@ -71,7 +72,7 @@ def record_episode(
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
     if not result.success:
         return result, None
-    # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the end.
+    # The last frame is up to FRAME_EVERY env steps before success, so its chunk of actions may reach beyond the end.
     # It is filled up with the expert's action in the final state (to let go of the bowl).
     last = expert.decide()
     beyond_the_end = uneven[result.env_steps : result.env_steps + CHUNK_LENGTH]
@@ -97,12 +98,12 @@ def with_motion(action: np.ndarray, motion: np.ndarray) -> np.ndarray:
     return moved
 
 
-def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bool]:
+def frame_mask(noise: np.ndarray, first_frame: int) -> list[bool]:
     """Whether a frame is taken before each env step, and after the last one, [num_steps + 1].
 
-    A frame is taken every `frame_every` env steps, unless there is noise in the chunk of actions that follows.
+    A frame is taken every FRAME_EVERY env steps, unless there is noise in the chunk of actions that follows.
     """
-    is_due = [(step - first_frame) % frame_every == 0 for step in range(len(noise) + 1)]
+    is_due = [(step - first_frame) % FRAME_EVERY == 0 for step in range(len(noise) + 1)]
     is_noisy = [bool(noise[step : step + CHUNK_LENGTH].any()) for step in range(len(noise) + 1)]
     return [due and not noisy for due, noisy in zip(is_due, is_noisy, strict=True)]
 

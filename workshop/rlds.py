@@ -8,7 +8,8 @@ TFRecord file, is recognised by a length that reaches beyond the file's end.
 
 import re
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,8 @@ Feature = list[memoryview] | np.ndarray  # bytes; float32 (N,)
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes of all splits of a dataset. Raises BadInput for missing features and damaged files."""
     paths = sorted(folder.glob("*.tfrecord*"))
+    _check_all_files(folder, paths)
     for path in paths:
-        _check_all_shards(path, paths)
         try:
             for record_index, record in enumerate(read_records(path)):
                 yield _episode(parse_example(record), f"{path}, record {record_index}", with_pictures)
@@ -44,16 +45,13 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
             ) from fault
 
 
-def _check_all_shards(path: Path, paths: list[Path]) -> None:
-    """Raise BadInput if a file named NAME-00000-of-00032 lacks some of its 32 siblings among `paths`."""
-    shard = re.search(r"(.*)-\d+-of-(\d+)$", path.name)
-    if shard is None:
-        return
-    num_present = sum(sibling.name.startswith(f"{shard[1]}-") for sibling in paths)
-    if num_present != int(shard[2]):
-        raise BadInput(
-            f"{path.parent}: {num_present} of {int(shard[2])} files {shard[1]}-*: download the others"
-        )
+def _check_all_files(folder: Path, paths: Sequence[Path]) -> None:
+    """Raise BadInput if files named NAME-00000-of-00032 lack some of their 32 siblings."""
+    counts = Counter(re.sub(r"-\d+-of-", "-*-of-", path.name) for path in paths)
+    for name, num_present in counts.items():
+        num_files = int(name.rpartition("-of-")[2]) if "-*-of-" in name else 1
+        if num_present != num_files:
+            raise BadInput(f"{folder}: {num_present} of {num_files} files {name}: download the others")
 
 
 def _episode(example: dict[str, Feature], location: str, with_pictures: bool) -> StoredEpisode:

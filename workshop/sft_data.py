@@ -51,7 +51,17 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     The folder `scratch` gets the demonstrations' statistics, and the random weights if training starts from such.
     """
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
-    checkpoint = find_or_make_checkpoint(args, scratch)
+    if args.init:
+        checkpoint = resolve_checkpoint(args.init)
+    else:
+        checkpoint = make_tiny_checkpoint(
+            scratch / "init",
+            seed=args.seed,
+            num_images=args.num_images or 2,
+            proprio=args.proprio,
+            l1_head=args.l1,
+            size=args.size,
+        )
     init = inspect_checkpoint(checkpoint, args.num_images)
     if init.config.chunk_length != CHUNK_LENGTH:
         raise BadInput(
@@ -70,20 +80,6 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
 
 
-def find_or_make_checkpoint(args: SftArgs, scratch: Path) -> Path:
-    """The folder of --init, or random weights in a folder of `scratch`. Raises BadInput."""
-    if args.init:
-        return resolve_checkpoint(args.init)
-    return make_tiny_checkpoint(
-        scratch / "init",
-        seed=args.seed,
-        num_images=args.num_images or 2,
-        proprio=args.proprio,
-        l1_head=args.l1,
-        size=args.size,
-    )
-
-
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
     folders = []
@@ -91,19 +87,15 @@ def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[lis
     for folder_or_hub_id in demos:
         folder, dataset_name = find_demos(folder_or_hub_id)
         folders.append(folder)
-        keys.add(dataset_name or collected_suite(folder) + KEY_SUFFIX)
+        recipe = folder / RECIPE_FILE
+        suite = read_fields(recipe, str, part="task_suite") if recipe.exists() else "libero_spatial"
+        keys.add(dataset_name or suite + KEY_SUFFIX)
     if task_suite:
         return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
         names = ", ".join(sorted(keys))
         raise BadInput(f"--demos of several names ({names}): name their suite with --task-suite")
     return folders, keys.pop()
-
-
-def collected_suite(folder: Path) -> str:
-    """The suite of a folder of workshop.demos: what its recipe says, or libero_spatial where there is no recipe."""
-    path = folder / RECIPE_FILE
-    return read_fields(path, str, part="task_suite") if path.exists() else "libero_spatial"
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:

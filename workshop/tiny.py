@@ -42,7 +42,8 @@ def make_tiny_checkpoint(
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
-    statistics = _statistics()
+    (entry,) = read_json(TEMPLATE / STATISTICS_FILE).values()  # the bundled policy's
+    statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
     write_json(out / STATISTICS_FILE, statistics)
     write_json(out / "preprocessor_config.json", preprocessor_config(size.image_size))
     config = _config(size, num_images, statistics, str(dtype).removeprefix("torch."))
@@ -62,12 +63,6 @@ def make_tiny_checkpoint(
     _initialise(network, token_ids, torch.Generator().manual_seed(seed))
     save_network(out, network, config, dtype=dtype, action_head=head)
     return out
-
-
-def _statistics() -> dict[str, object]:
-    """The bundled policy's statistics under the names of four suites."""
-    (entry,) = read_json(TEMPLATE / STATISTICS_FILE).values()
-    return {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
 
 
 def preprocessor_config(image_size: int) -> dict[str, object]:
