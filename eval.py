@@ -84,15 +84,15 @@ def print_looks(config: EvalConfig) -> None:
 def print_results(config: EvalConfig, plan: Plan, results: Results, before: Results | None) -> None:
     """Print the tables of success rates."""
     parts = parts_of(plan.tasks, plan.keys)
-    players = [player for player in results.players if config.mode is None or player.mode in config.mode]
-    say("\n".join(results_table(results, players, parts)))
+    rules = [rule for rule in results.rules if config.mode is None or rule.mode in config.mode]
+    say("\n".join(results_table(results, rules, parts)))
     entropy = entropy_line(results)
     if entropy is not None:
         say(entropy)
     print_trained_states(config, plan, results)
     if before is not None:
         print(f"\nbefore: {before.settings.checkpoint}")
-        print(*comparison_table(before, results, players, parts), sep="\n")
+        print(*comparison_table(before, results, rules, parts), sep="\n")
 
 
 def print_trained_states(config: EvalConfig, plan: Plan, results: Results) -> None:

@@ -10,7 +10,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiment.evaluator import Role
 from experiment.stored_run import MetricsRow
 from experiment.verdict import Evaluation
 from rl.phases import Phase
@@ -30,7 +29,6 @@ STYLE = {
     "axes.spines.right": False,
 }
 SHADES = {"warmup": "#f1c232", "transition": "#6aa2e8"}
-STUDENTS: dict[Role, str] = {"student_sampled": "sampled student", "student": "greedy student"}
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,14 @@ def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) 
     with rc_context(STYLE):
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         axes = figure.subplots()
-        for role, label in STUDENTS.items():
-            played = [evaluation for evaluation in evaluations if role in evaluation.episodes]
-            rates = [evaluation.rates[role] for evaluation in played]
+        for rule in ("sampled", "greedy"):
+            played = [evaluation for evaluation in evaluations if rule in evaluation.episodes]
+            rates = [evaluation.rates[rule] for evaluation in played]
             below = [rate.rate - rate.interval[0] for rate in rates]
             above = [rate.interval[1] - rate.rate for rate in rates]
             steps = [evaluation.env_steps for evaluation in played]
             axes.errorbar(
-                steps, [rate.rate for rate in rates], [below, above], marker="o", capsize=3, label=label
+                steps, [rate.rate for rate in rates], [below, above], marker="o", capsize=3, label=rule
             )
         if "teacher" in evaluations[0].episodes:
             axes.axhline(evaluations[0].rates["teacher"].rate, color=GREY, linestyle="--", label="teacher")

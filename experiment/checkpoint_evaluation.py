@@ -13,7 +13,8 @@ from contracts import BadInput, resolve_pointer
 from envs.env import EnvSpec, TaskInfo
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import split_suite, task_names
-from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
+from experiment.episodes import EpisodeKey, Rule
+from experiment.evaluator import Conditions, play_each
 from experiment.file_lock import locked
 from experiment.policies import choose_looks, find_commit, load_policy
 from experiment.provenance import provenance
@@ -44,16 +45,14 @@ class Plan:
     keys: Sequence[EpisodeKey]
     provenance: Mapping[str, object]
 
-    def missing(
-        self, suite: str, players: Sequence[Player], results: Results
-    ) -> dict[Player, list[EpisodeKey]]:
-        """The episodes of a suite that each player has not played yet, without players that have played all of them."""
+    def missing(self, suite: str, rules: Sequence[Rule], results: Results) -> dict[Rule, list[EpisodeKey]]:
+        """The episodes of a suite that were not played yet, by rule; no rules of which all were played."""
         missing = {}
-        for player in players:
-            played = results.outcomes(player)
+        for rule in rules:
+            played = results.outcomes(rule)
             keys = [key for key in self.keys if key.task_suite == suite and key not in played]
             if keys:
-                missing[player] = keys
+                missing[rule] = keys
         return missing
 
 
@@ -128,13 +127,13 @@ def play(config: EvalConfig, plan: Plan, out: Path, before: Results | None = Non
     policy, file = open_evaluation(config, plan, out)
     if before is not None:
         check_comparable(file.results.settings, before.settings, str(config.compare_with))
-    players = choose_players(config, policy)
-    say(f"{config.model.checkpoint}: {policy.info.kind}; {', '.join(player.name for player in players)}")
+    rules = choose_rules(config, policy)
+    say(f"{config.model.checkpoint}: {policy.info.kind}; {', '.join(map(str, rules))}")
     if file.results.episodes:
         say(f"{out}: {len(file.results.episodes)} episodes are there already")
     file.results.complete = False
     for suite in config.suites:
-        missing = plan.missing(suite, players, file.results)
+        missing = plan.missing(suite, rules, file.results)
         if missing:
             if suite != config.suites[0]:
                 del (
@@ -151,7 +150,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, before: Results | None = Non
 def open_evaluation(config: EvalConfig, plan: Plan, out: Path) -> tuple[Policy, ResultsFile]:
     """Load the policy for the first suite and open its results file. Raises BadInput if it cannot be evaluated."""
     policy = load_policy(config.model, config.suites[0])
-    choose_players(config, policy)
+    choose_rules(config, policy)
     for suite in config.suites:
         base_suite, _ = split_suite(suite)
         select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
@@ -161,8 +160,8 @@ def open_evaluation(config: EvalConfig, plan: Plan, out: Path) -> tuple[Policy, 
     return policy, open_results(out, settings, {**plan.provenance, **origin})
 
 
-def choose_players(config: EvalConfig, policy: Policy) -> list[Player]:
-    """The players of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
+def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
+    """The rules of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
     checkpoint = str(config.model.checkpoint)
     can_act_by_l1 = has_usable_l1_head(checkpoint, policy.action_head)
     modes: Sequence[Mode]
@@ -179,14 +178,14 @@ def choose_players(config: EvalConfig, policy: Policy) -> list[Player]:
             advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
         raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; {advice}")
     temperature = config.temperature or 1.0
-    return [Player(mode, temperature if mode == "sample" else None) for mode in dict.fromkeys(modes)]
+    return [Rule(mode, temperature if mode == "sample" else None) for mode in dict.fromkeys(modes)]
 
 
 def play_suite(
-    config: EvalConfig, policy: Policy, missing: Mapping[Player, Sequence[EpisodeKey]], file: ResultsFile
+    config: EvalConfig, policy: Policy, missing: Mapping[Rule, Sequence[EpisodeKey]], file: ResultsFile
 ) -> None:
     """Check the policy, and play the missing episodes of one suite."""
-    keys = [key for of_player in missing.values() for key in of_player]
+    keys = [key for of_rule in missing.values() for key in of_rule]
     spec = env_spec(config, keys[0].task_suite, policy.num_images)
     num_envs = choose_num_envs(config, spec, policy, max(map(len, missing.values())))
     prepare = policy.model_inputs.prepare_images
@@ -202,15 +201,16 @@ def play_missing(
     config: EvalConfig,
     policy: Policy,
     pool: Pool,
-    missing: Mapping[Player, Sequence[EpisodeKey]],
+    missing: Mapping[Rule, Sequence[EpisodeKey]],
     file: ResultsFile,
 ) -> None:
-    """Play the missing episodes of each player, and save them also if this is stopped."""
-    filming = Filming(config.video, file.path.with_name(f"{file.path.stem}-videos"))
-    max_batch = config.model.max_batch
+    """Play the missing episodes of each rule, and save them also if this is stopped."""
+    videos = file.path.with_name(f"{file.path.stem}-videos")
+    conditions = Conditions(config.seed, config.model.max_batch, config.video, videos)
     try:
-        for player, keys in missing.items():
-            evaluate(policy, pool, keys, player, config.seed, max_batch, filming, on_result=file.add)
+        for rule, keys in missing.items():
+            for result in play_each(policy, pool, keys, rule, conditions):
+                file.add(result)
     finally:
         file.save()
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from configs.config import TrainConfig
 from configs.sections import PhaseConfig
 from contracts import BadInput, first_line
 from experiment.checkpoints import TrainerState, mark_best, save_state
-from experiment.evaluator import EpisodeKey, EpisodeResult, Filming, Player, Role, evaluate
+from experiment.episodes import EpisodeKey, EpisodeResult, Rule
+from experiment.evaluator import Conditions, evaluate
 from experiment.report import update_report
-from experiment.results import Results, evaluation_path, group_by_role, settings_of, write_results
+from experiment.results import Results, evaluation_path, group_by_rule, settings_of, write_results
 from experiment.run_folder import Run
 from experiment.statistics import Successes, count_successes
 from experiment.verdict import NEARLY_ALL
@@ -29,7 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Rates = Mapping[Role, Successes]
+Rates = Mapping[str, Successes]  # by the name of the rule
+# The metrics eval/..._success of the rules.
+METRIC_NAMES = {
+    "teacher": "teacher",
+    "greedy": "student",
+    "sampled": "student_sampled",
+    "median": "student_median",
+}
 
 
 def evaluation_steps(config: TrainConfig) -> list[int]:
@@ -65,11 +74,11 @@ def evaluate_and_record(
     Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
     started = time.perf_counter()
-    filming = Filming("first", video_folder(run.folder, state.global_step))
+    videos = video_folder(run.folder, state.global_step)
     with run.timed("eval"):
-        episodes = play_evaluation(config, learner, pool, state, filming)
+        episodes = play_evaluation(config, learner, pool, state, videos)
     run.episode_s = (time.perf_counter() - started) / len(episodes)
-    rates = count_by_role(episodes, state)
+    rates = count_by_rule(episodes, state)
     run.log_metrics(state.global_step, state.update, metrics_of(rates, episodes))
     log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", describe(rates, episodes))
     if run.ranks.is_main:
@@ -80,42 +89,30 @@ def evaluate_and_record(
 
 
 def play_evaluation(
-    config: TrainConfig, learner: Learner, pool: Pool, state: TrainerState, filming: Filming
+    config: TrainConfig, learner: Learner, pool: Pool, state: TrainerState, videos: Path
 ) -> list[EpisodeResult]:
-    """Play the held-out initial states: the greedy and the sampled student, and whoever plays at the start alone.
+    """Play the held-out initial states by every rule; the first episode of each is filmed.
 
-    At the start these are the teacher, which never changes, and the student by the medians of its distributions. A
-    student that still equals its greedy teacher is played for both: its passes are compiled already.
+    The student plays greedily and sampled; in the first evaluation also by the medians of its distributions, and the
+    teacher, which never changes, plays, too. A student that still equals its greedy teacher is played for both.
     """
-    temperature = config.rollout.temperature
-    greedy_keys = held_out(config, repeats=1)
-    sampled_keys = held_out(config, repeats=config.evaluation.eval_trials)
-    no_videos = Filming()
-    teacher = Player(learner.teacher_mode, actor="teacher")
-    episodes = []
-    if state.teacher_k is None and not student_equals_teacher(learner):
-        episodes += _play(config, learner, pool, greedy_keys, teacher, filming)
-    student = _play(config, learner, pool, greedy_keys, Player("greedy"), filming)
-    episodes += student
-    if state.teacher_k is None and student_equals_teacher(learner):
-        episodes += [replace(result, actor="teacher") for result in student]
-    episodes += _play(config, learner, pool, sampled_keys, Player("sample", temperature), no_videos)
+    once = held_out(config, repeats=1)
+    plays = {
+        Rule("greedy"): once,
+        Rule("sample", config.rollout.temperature): held_out(config, config.evaluation.eval_trials),
+    }
     if state.evaluated_at is None:
-        episodes += _play(config, learner, pool, greedy_keys, Player("median"), no_videos)
+        plays[Rule("median")] = once
+    must_play_teacher = state.teacher_k is None
+    if must_play_teacher and not student_equals_teacher(learner):
+        plays[Rule(learner.teacher_mode, actor="teacher")] = once
+    conditions = Conditions(config.run.seed, config.model.max_batch, "first", videos)
+    episodes = []
+    for rule, keys in plays.items():
+        episodes += evaluate(learner.policy, pool, keys, rule, conditions, learner.ranks)
+    if must_play_teacher and student_equals_teacher(learner):
+        episodes += [replace(result, actor="teacher") for result in episodes if result.mode == "greedy"]
     return episodes
-
-
-def _play(
-    config: TrainConfig,
-    learner: Learner,
-    pool: Pool,
-    keys: Sequence[EpisodeKey],
-    player: Player,
-    filming: Filming,
-) -> list[EpisodeResult]:
-    return evaluate(
-        learner.policy, pool, keys, player, config.run.seed, config.model.max_batch, filming, learner.ranks
-    )
 
 
 def held_out(config: TrainConfig, repeats: int) -> list[EpisodeKey]:
@@ -130,25 +127,25 @@ def student_equals_teacher(learner: Learner) -> bool:
     return learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
 
 
-def count_by_role(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rates:
+def count_by_rule(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rates:
     """The successes of everyone who played, and of the teacher also where it played in an earlier evaluation."""
-    rates: dict[Role, Successes] = {}
+    rates: dict[str, Successes] = {}
     if state.teacher_k is not None:
         rates["teacher"] = Successes(state.teacher_k, state.teacher_n or 0)
-    for role, played in group_by_role(episodes).items():
-        rates[role] = count_successes(result.success for result in played)
+    for name, played in group_by_rule(episodes).items():
+        rates[name] = count_successes(result.success for result in played)
     return rates
 
 
 def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, float]:
     """Success rates, also by task, and the entropy of the sampled student, under their names in metrics.jsonl."""
-    metrics = {f"eval/{role}_success": successes.rate for role, successes in rates.items()}
-    metrics["eval/gap"] = rates["teacher"].rate - rates["student"].rate
-    for role, played in group_by_role(episodes).items():
+    metrics = {f"eval/{METRIC_NAMES[name]}_success": successes.rate for name, successes in rates.items()}
+    metrics["eval/gap"] = rates["teacher"].rate - rates["greedy"].rate
+    for name, played in group_by_rule(episodes).items():
         task_ids = sorted({result.task_id for result in played})
         for task_id in task_ids if len(task_ids) > 1 else ():
             of_task = count_successes(result.success for result in played if result.task_id == task_id)
-            metrics[f"eval/{role}_success_task_{task_id}"] = of_task.rate
+            metrics[f"eval/{METRIC_NAMES[name]}_success_task_{task_id}"] = of_task.rate
     entropies = [result.entropy for result in episodes if result.entropy is not None]
     if entropies:
         metrics["eval/entropy"] = mean(entropies)
@@ -157,7 +154,7 @@ def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, flo
 
 def describe(rates: Rates, episodes: Sequence[EpisodeResult]) -> str:
     """The result of an evaluation in one line."""
-    line = ", ".join(f"{role.replace('_', ' ')} {successes}" for role, successes in rates.items())
+    line = ", ".join(f"{name} {successes}" for name, successes in rates.items())
     entropy = metrics_of(rates, episodes).get("eval/entropy")
     return line if entropy is None else f"{line}, entropy {entropy:.2f} nats a token"
 
@@ -177,7 +174,7 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
     succeeds already.
     """
     first_phase = phase_at(0, config.phases)
-    student = rates.get("student_sampled", rates["student"])
+    student = rates.get("sampled", rates["greedy"])
     teacher_begins = first_phase.distils or first_phase.epsilon > 0
     baseline = rates["teacher"] if teacher_begins else student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
@@ -198,10 +195,10 @@ def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
     The student fails only if its success rate is below the required one with a confidence of 95 %.
     """
     required = phases.warmup_agreement * rates["teacher"].rate
-    _, upper_bound = rates["student"].interval
+    _, upper_bound = rates["greedy"].interval
     if upper_bound < required:
         raise BadInput(
-            f"after the warmup the greedy student succeeds in {rates['student']}, and the teacher in "
+            f"after the warmup the greedy student succeeds in {rates['greedy']}, and the teacher in "
             f"{rates['teacher']}: the student did not learn to imitate the teacher. Start again with more "
             "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "
             "--warmup-agreement 0"
@@ -216,8 +213,8 @@ def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerStat
     state.evaluated_at = state.global_step
     state.teacher_k = rates["teacher"].k
     state.teacher_n = rates["teacher"].n
-    if config.evaluation.best_by == "evaluation" and state.take_best(rates["student"].rate):
-        mark_best(run.checkpoints, learner, state, {role: str(rate) for role, rate in rates.items()})
+    if config.evaluation.best_by == "evaluation" and state.take_best(rates["greedy"].rate):
+        mark_best(run.checkpoints, learner, state, {name: str(rate) for name, rate in rates.items()})
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
         save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
@@ -239,4 +236,4 @@ def write_evaluation(
     for result in episodes:
         if result.video is not None:
             file = video_folder(run.folder, global_step) / result.video
-            run.wandb.video(f"video/{result.role}", file, global_step, f"{result.key}: {result.ending}")
+            run.wandb.video(f"video/{result.rule.name}", file, global_step, f"{result.key}: {result.ending}")

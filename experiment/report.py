@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedErro
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line, replaced
 from experiment.charts import draw_panels, draw_success
-from experiment.evaluator import EpisodeResult
+from experiment.episodes import EpisodeResult
 from experiment.stored_run import CONFIG_FILE, StoredRun, read_run
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
 from experiment.videos import FRAMES_PER_SECOND, video_folder
@@ -67,7 +67,7 @@ def write_report(run: StoredRun) -> Path:
 
 def _task_ids(evaluations: Sequence[Evaluation]) -> list[int]:
     """The tasks of a run, which have rows of their own if there are several."""
-    task_ids = {result.task_id for evaluation in evaluations for result in evaluation.episodes["student"]}
+    task_ids = {result.task_id for evaluation in evaluations for result in evaluation.episodes["greedy"]}
     return sorted(task_ids) if len(task_ids) > 1 else []
 
 
@@ -88,7 +88,7 @@ def _caption(env_steps: int, result: EpisodeResult) -> str:
     when = f"after {env_steps:,} env steps of training" if env_steps else "before training"
     seconds = result.env_steps / FRAMES_PER_SECOND
     return (
-        f"{result.actor} ({result.mode}) {when}: {result.ending} after {seconds:.1f} s; "
+        f"{result.rule} {when}: {result.ending} after {seconds:.1f} s; "
         f"task {result.task_id}, initial state {result.init_state_id}"
     )
 

@@ -18,7 +18,7 @@ from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput, read_bytes, read_fields, replaced
 from envs.assets import find_pack
 from envs.tasks import bddl_task
-from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
+from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.policies import weights_fingerprint
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ FREE_IN_COMPARISONS = ("checkpoint", "weights", "seed", "device", "frozen_weight
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides how an episode ends, with its key and player. All episodes of a file have equal settings."""
+    """What decides how an episode ends, with its key and rule. All episodes of a file have equal settings."""
 
     checkpoint: str
     weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
@@ -58,23 +58,23 @@ class Results:
     version: Literal[2] = 2
 
     @property
-    def players(self) -> list[Player]:
-        """Who acted in the episodes."""
-        return list(dict.fromkeys(result.player for result in self.episodes))
+    def rules(self) -> list[Rule]:
+        """By which rules the episodes were played."""
+        return list(dict.fromkeys(result.rule for result in self.episodes))
 
-    def outcomes(self, player: Player) -> dict[EpisodeKey, bool]:
-        """Success of each episode that this player has played."""
-        return {result.key: result.success for result in self.episodes if result.player == player}
+    def outcomes(self, rule: Rule) -> dict[EpisodeKey, bool]:
+        """Success of each episode that was played by this rule."""
+        return {result.key: result.success for result in self.episodes if result.rule == rule}
 
 
 FILE_TYPE = TypeAdapter(Results)
 
 
-def group_by_role(episodes: Iterable[EpisodeResult]) -> dict[Role, list[EpisodeResult]]:
-    """The episodes of an evaluation in a run, by who acted."""
-    groups: dict[Role, list[EpisodeResult]] = {}
+def group_by_rule(episodes: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+    """The episodes of an evaluation in a run, by the name of the rule: teacher, greedy, sampled, median."""
+    groups: dict[str, list[EpisodeResult]] = {}
     for result in episodes:
-        groups.setdefault(result.role, []).append(result)
+        groups.setdefault(result.rule.name, []).append(result)
     return groups
 
 

@@ -1,4 +1,4 @@
-"""The results of eval.py as tables for the terminal: a row for each task, suite and player."""
+"""The results of eval.py as tables for the terminal: a row for each task, suite and rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from itertools import zip_longest
 from statistics import mean
 
 from envs.env import TaskInfo
-from experiment.evaluator import EpisodeKey, Player
+from experiment.episodes import EpisodeKey, Rule
 from experiment.results import Results
 from experiment.statistics import compare, count_successes
 
@@ -44,31 +44,31 @@ def parts_of(tasks: Mapping[str, Sequence[TaskInfo]], keys: Sequence[EpisodeKey]
     return parts
 
 
-def results_table(results: Results, players: Sequence[Player], parts: Sequence[Part]) -> list[str]:
-    """The lines of a table with the success rate of each part by each player."""
-    rows = [("task", "policy", "success", f"instruction; assets: {results.settings.assets}")]
+def results_table(results: Results, rules: Sequence[Rule], parts: Sequence[Part]) -> list[str]:
+    """The lines of a table with the success rate of each part by each rule."""
+    rows = [("task", "rule", "success", f"instruction; assets: {results.settings.assets}")]
     for part in parts:
-        for player in players:
-            outcomes = part.of(results.outcomes(player))
+        for rule in rules:
+            outcomes = part.of(results.outcomes(rule))
             rate = str(count_successes(outcomes.values())) if outcomes else "not played"
-            rows.append((part.label, player.name, rate, part.instruction))
+            rows.append((part.label, str(rule), rate, part.instruction))
     return aligned(rows)
 
 
 def comparison_table(
-    before: Results, after: Results, players: Sequence[Player], parts: Sequence[Part]
+    before: Results, after: Results, rules: Sequence[Rule], parts: Sequence[Part]
 ) -> list[str]:
     """Success before and after on the episodes that both policies played.
 
-    A player is compared with the same one before, or, where there was another one alone, with that one.
+    A rule is compared with the same one before, or, where there was another one alone, with that one.
     """
-    rows = [("task", "policy", "before", "after", "difference", f"pairs; assets: {after.settings.assets}")]
+    rows = [("task", "rule", "before", "after", "difference", f"pairs; assets: {after.settings.assets}")]
     for part in parts:
-        for player in players:
-            players_before = before.players
-            player_before = players_before[0] if len(players_before) == 1 else player
-            name = player.name if player == player_before else f"{player_before.name} -> {player.name}"
-            pairs = compare(part.of(before.outcomes(player_before)), part.of(after.outcomes(player)))
+        for rule in rules:
+            rules_before = before.rules
+            rule_before = rules_before[0] if len(rules_before) == 1 else rule
+            name = str(rule) if rule == rule_before else f"{rule_before} -> {rule}"
+            pairs = compare(part.of(before.outcomes(rule_before)), part.of(after.outcomes(rule)))
             if pairs.n == 0:
                 rows.append((part.label, name, "", "", "no pairs", ""))
             else:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from experiment.evaluator import EpisodeKey, EpisodeResult, Role
-from experiment.results import evaluation_path, group_by_role, read_results
+from experiment.episodes import EpisodeKey, EpisodeResult
+from experiment.results import evaluation_path, group_by_rule, read_results
 from experiment.statistics import Paired, Successes, compare, count_successes
 from experiment.stored_run import StoredRun
 
@@ -22,17 +22,17 @@ class Evaluation:
     """The episodes of one evaluation in a run."""
 
     env_steps: int
-    episodes: Mapping[Role, Sequence[EpisodeResult]]
+    episodes: Mapping[str, Sequence[EpisodeResult]]  # by the name of the rule
 
     @property
-    def rates(self) -> dict[Role, Successes]:
-        return {role: count_successes(r.success for r in played) for role, played in self.episodes.items()}
+    def rates(self) -> dict[str, Successes]:
+        return {rule: count_successes(r.success for r in played) for rule, played in self.episodes.items()}
 
-    def outcomes(self, role: Role, task_id: int | None = None) -> dict[EpisodeKey, bool]:
-        """Success of each episode that was played in this role, of one task or of all."""
+    def outcomes(self, rule: str, task_id: int | None = None) -> dict[EpisodeKey, bool]:
+        """Success of each episode that was played by this rule, of one task or of all."""
         return {
             result.key: result.success
-            for result in self.episodes.get(role, ())
+            for result in self.episodes.get(rule, ())
             if task_id in (None, result.task_id)
         }
 
@@ -40,7 +40,7 @@ class Evaluation:
 class Change(NamedTuple):
     """Success before and after training, on the same episodes."""
 
-    label: str
+    rule: str
     paired: Paired
 
     @property
@@ -50,7 +50,7 @@ class Change(NamedTuple):
         return "better" if self.paired.difference > 0 else "worse"
 
     def __str__(self) -> str:
-        return f"{self.label} {self.paired.before} -> {self.paired.after}: {self.kind}, {self.paired}"
+        return f"{self.rule} {self.paired.before} -> {self.paired.after}: {self.kind}, {self.paired}"
 
 
 class Verdict(NamedTuple):
@@ -64,13 +64,13 @@ def read_evaluations(run: StoredRun) -> list[Evaluation]:
     for env_steps in run.evaluated_steps:
         path = evaluation_path(run.folder, env_steps)
         if path.exists():
-            evaluations.append(Evaluation(env_steps, group_by_role(read_results(path).episodes)))
+            evaluations.append(Evaluation(env_steps, group_by_rule(read_results(path).episodes)))
     return evaluations
 
 
 def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """The evaluation that chose checkpoints/best: with the highest greedy success; the first one of equals."""
-    return max(evaluations, key=lambda evaluation: evaluation.rates["student"].rate)
+    return max(evaluations, key=lambda evaluation: evaluation.rates["greedy"].rate)
 
 
 def changes(run: StoredRun, evaluations: Sequence[Evaluation], task_id: int | None = None) -> list[Change]:
@@ -81,16 +81,12 @@ def changes(run: StoredRun, evaluations: Sequence[Evaluation], task_id: int | No
     """
     if len(evaluations) < 2:
         return []
-    given: Role = "teacher" if run.config.phases.teacher_checkpoint is None else "student"
-    roles: list[tuple[str, Role, Role]] = [
-        ("sampled", "student_sampled", "student_sampled"),
-        ("greedy", given, "student"),
-    ]
+    given = "teacher" if run.config.phases.teacher_checkpoint is None else "greedy"
     pairs = {
-        label: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
-        for label, before, after in roles
+        after: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
+        for before, after in (("sampled", "sampled"), (given, "greedy"))
     }
-    return [Change(label, paired) for label, paired in pairs.items() if paired.n > 0]
+    return [Change(rule, paired) for rule, paired in pairs.items() if paired.n > 0]
 
 
 def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
@@ -99,7 +95,7 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
         return Verdict("open", ["nothing has been evaluated yet"])
     by_rate = changes(run, evaluations)
     if not by_rate:
-        rates = [f"{role.replace('_', ' ')} {rate}" for role, rate in evaluations[0].rates.items()]
+        rates = [f"{rule} {rate}" for rule, rate in evaluations[0].rates.items()]
         return Verdict("open", ["the start, no later evaluation yet", *rates])
     lines = [str(change) for change in by_rate]
     kinds = [change.kind for change in by_rate]

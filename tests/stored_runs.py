@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs.presets import PRESETS
-from experiment.evaluator import EpisodeKey, EpisodeResult, Player, Role
+from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.results import Results, Settings, evaluation_path, write_results
 from experiment.stored_run import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 
@@ -85,32 +85,32 @@ SETTINGS = Settings(
     max_env_steps=None,
     unnorm_key=None,
 )
-PLAYERS: dict[Role, Player] = {
-    "teacher": Player("greedy", actor="teacher"),
-    "student": Player("greedy"),
-    "student_sampled": Player("sample", 0.6),
+RULES = {
+    "teacher": Rule("greedy", actor="teacher"),
+    "greedy": Rule("greedy"),
+    "sampled": Rule("sample", 0.6),
 }
 
 
 def episode(
-    key: EpisodeKey, player: Player, success: bool, env_steps: int = 50, video: str | None = None
+    key: EpisodeKey, rule: Rule, success: bool, env_steps: int = 50, video: str | None = None
 ) -> EpisodeResult:
     """How an episode ended, in which nothing else matters."""
-    decision = (player.actor, player.mode, player.temperature)
+    decision = (rule.actor, rule.mode, rule.temperature)
     return EpisodeResult(*key, *decision, success, env_steps, 7, 1.5, None, None, video)
 
 
 def store_episodes(folder: Path, step: int, task_ids: tuple[int, ...] = (0,), **solved: str) -> None:
-    """The file of an evaluation. `solved`, by role: a 1 for each initial state that is solved; tasks take turns.
+    """The file of an evaluation. `solved`, by rule: a 1 for each initial state that is solved; tasks take turns.
 
-    The first episode of each role but the sampled student is filmed.
+    The first episode of each rule but the sampled one is filmed.
     """
     episodes = []
-    for role, outcomes in solved.items():
+    for rule, outcomes in solved.items():
         for place, outcome in enumerate(outcomes):
             key = EpisodeKey("libero_spatial", task_ids[place % len(task_ids)], False, 30 + place)
-            video = f"{role}.mp4" if place == 0 and role != "student_sampled" else None
-            episodes.append(episode(key, PLAYERS[role], outcome == "1", video=video))
+            video = f"{rule}.mp4" if place == 0 and rule != "sampled" else None
+            episodes.append(episode(key, RULES[rule], outcome == "1", video=video))
     path = evaluation_path(folder, step)
     path.parent.mkdir(exist_ok=True)
     write_results(path, Results(SETTINGS, {}, episodes))

@@ -23,16 +23,17 @@ from configs.sections import (
 )
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
+from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluation import (
     check_baseline,
     check_imitation,
-    count_by_role,
+    count_by_rule,
     evaluate_and_record,
     evaluation_is_due,
     metrics_of,
     play_evaluation,
 )
-from experiment.evaluator import EpisodeKey, Filming, Player, evaluate
+from experiment.evaluator import Conditions, evaluate
 from experiment.results import read_results
 from experiment.run_folder import Run
 from experiment.statistics import Successes
@@ -54,7 +55,7 @@ def test_every_evaluation_draws_the_same_numbers():
     def entropies(seed: int, num_slots: int, keys=KEYS) -> list:
         pool = FakePool(lambda *_: Script(9), num_slots, order_seed=num_slots)
         torch.rand(7)  # history does not matter
-        results = evaluate(FakePolicy(), pool, keys, Player("sample", 1.0), seed)
+        results = evaluate(FakePolicy(), pool, keys, Rule("sample", 1.0), Conditions(seed))
         return [result.entropy for result in results]
 
     assert entropies(0, 1) == entropies(0, 1) == entropies(0, 3)
@@ -64,8 +65,8 @@ def test_every_evaluation_draws_the_same_numbers():
 
 def test_a_result_says_how_its_episode_went():
     pool = FakePool(lambda *_: Script(9, success=True, faults=1))
-    (result,) = evaluate(FakePolicy(), pool, KEYS[:1], Player("sample", 0.5), seed=0)
-    assert (result.key, result.player) == (KEYS[0], Player("sample", 0.5))
+    (result,) = evaluate(FakePolicy(), pool, KEYS[:1], Rule("sample", 0.5), Conditions(seed=0))
+    assert (result.key, result.rule) == (KEYS[0], Rule("sample", 0.5))
     assert (result.success, result.env_steps, result.decisions) == (True, 9, 3)
     assert 0 < result.entropy < np.log(256)
     assert result.error
@@ -77,7 +78,8 @@ def test_a_result_says_how_its_episode_went():
 )
 def test_videos_are_kept_of_the_chosen_episodes(tmp_path, filmed, names):
     pool = FakePool(lambda _, state: Script(9, success=state % 2 == 0))
-    results = evaluate(FakePolicy(), pool, KEYS, Player("greedy"), 0, filming=Filming(filmed, tmp_path / "v"))
+    conditions = Conditions(seed=0, film=filmed, video_folder=tmp_path / "v")
+    results = evaluate(FakePolicy(), pool, KEYS, Rule("greedy"), conditions)
     assert {result.init_state_id for result in results if result.video} == names
     assert all((tmp_path / "v" / result.video).is_file() for result in results if result.video)
 
@@ -101,33 +103,32 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them(tmp_pa
     pool = solvable_on_task_0()
     policy = FakePolicy(adapter_scale=0.1)
     learner = Learner(policy, None, None)
-    filming = Filming("first", tmp_path)
-    episodes = play_evaluation(small_config(eval_trials=2), learner, pool, TrainerState(), filming)
+    episodes = play_evaluation(small_config(eval_trials=2), learner, pool, TrainerState(), tmp_path)
     # Teacher, greedy student and medians once, the sampled student twice.
     assert Counter(pool.started) == {(task, state): 5 for task in (0, 1) for state in (40, 41, 42)}
-    rates = count_by_role(episodes, TrainerState())
-    assert rates["teacher"] == rates["student"] == rates["student_median"] == Successes(3, 6)
-    assert rates["student_sampled"] == Successes(6, 12)
+    rates = count_by_rule(episodes, TrainerState())
+    assert rates["teacher"] == rates["greedy"] == rates["median"] == Successes(3, 6)
+    assert rates["sampled"] == Successes(6, 12)
     metrics = metrics_of(rates, episodes)
     assert [metrics[f"eval/student_sampled_success_task_{task}"] for task in (0, 1)] == [1, 0]
     assert 0 < metrics["eval/entropy"] < np.log(256)
     modes = list(dict.fromkeys(mode for mode, _ in policy.modes))
-    assert modes == ["teacher greedy", "student greedy", "student sample", "student median"]
-    assert Counter(result.role for result in episodes if result.video) == {"teacher": 1, "student": 1}
+    assert modes == ["student greedy", "student sample", "student median", "teacher greedy"]
+    assert sum(result.video is not None for result in episodes) == 4
 
 
 @pytest.mark.parametrize(
     ("scale", "mode", "num_episodes"),
     [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12), (0.0, "median", 12)],
 )
-def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, mode, num_episodes):
+def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(tmp_path, scale, mode, num_episodes):
     pool = solvable_on_task_0()
     learner = Learner(FakePolicy(adapter_scale=scale), None, None, teacher_mode=mode)
     state = TrainerState(evaluated_at=0)  # so that the medians are not played
-    episodes = play_evaluation(small_config(eval_trials=0), learner, pool, state, Filming())
+    episodes = play_evaluation(small_config(eval_trials=0), learner, pool, state, tmp_path)
     assert len(pool.started) == num_episodes
-    rates = count_by_role(episodes, state)
-    assert rates == {"teacher": Successes(3, 6), "student": Successes(3, 6)}
+    rates = count_by_rule(episodes, state)
+    assert rates == {"teacher": Successes(3, 6), "greedy": Successes(3, 6)}
 
 
 # in a run
@@ -189,15 +190,15 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     assert (row["global_step"], row["update"]) == (120, 3)
     assert (row["eval/student_success"], row["eval/gap"]) == (0.7, 0.0)
     assert row["time/eval"] > 0
-    (video,) = (run.folder / "videos" / "step_120").iterdir()  # of the student, who still equals its teacher
-    assert video.name == "libero_spatial-task_0-init_state_40-student-greedy-success.mp4"
+    videos = {path.name for path in (run.folder / "videos" / "step_120").iterdir()}
+    start = "libero_spatial-task_0-init_state_40"
+    assert videos == {f"{start}-{rule}-success.mp4" for rule in ("greedy", "sampled", "median")}
     assert (state.evaluated_at, state.teacher_k, state.teacher_n) == (120, 7, 10)
     assert not evaluation_is_due(CONFIG, state)
     results = read_results(run.folder / "evaluations" / "step_120.json")
     assert results.settings.checkpoint == str(run.checkpoints / "step_120")
-    counts = Counter((result.role, result.success) for result in results.episodes if result.repeat == 0)
-    roles = ("teacher", "student", "student_sampled", "student_median")
-    assert counts == {(role, success): 7 if success else 3 for role in roles for success in (True, False)}
+    successes = Counter(result.rule.name for result in results.episodes if result.success)
+    assert successes == {"teacher": 7, "greedy": 7, "sampled": 14, "median": 7}
 
 
 def test_the_best_has_the_highest_success_rate(run, learner):
@@ -210,8 +211,8 @@ def test_the_best_has_the_highest_success_rate(run, learner):
     assert (state.teacher_k, state.teacher_n) == (5, 10)  # it has played once
     metadata = json.loads((resolve_pointer(run.checkpoints / "best") / "metadata.json").read_text())
     assert metadata["score"] == 0.9
-    assert metadata["student"] == "9/10 = 90 % [60, 98]"
-    assert metadata["student_sampled"].startswith("18/20")
+    assert metadata["greedy"] == "9/10 = 90 % [60, 98]"
+    assert metadata["sampled"].startswith("18/20")
 
 
 # baseline
@@ -228,13 +229,13 @@ TRANSITION_ONLY = PhaseConfig(
         (WARMUP, "teacher"),
         (replace(WARMUP, warmup_actor="student"), "teacher"),
         (TRANSITION_ONLY, "teacher"),
-        (PhaseConfig(warmup=False), "student_sampled"),
+        (PhaseConfig(warmup=False), "sampled"),
     ],
 )
 def test_a_hopeless_policy_stops_a_run_that_it_begins(phases, judged):
     def check(k: int, others: int, allow: bool = False) -> None:
-        roles = ("teacher", "student", "student_sampled")
-        rates = {role: Successes(k if role == judged else others, 10) for role in roles}
+        rules = ("teacher", "greedy", "sampled")
+        rates = {rule: Successes(k if rule == judged else others, 10) for rule in rules}
         config = TrainConfig(phases=phases, evaluation=EvaluationConfig(allow_zero_baseline=allow))
         check_baseline(config, rates)
 
@@ -254,7 +255,7 @@ def test_a_hopeless_policy_stops_a_run_that_it_begins(phases, judged):
 )
 def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitate(student, share, goes_on):
     phases = PhaseConfig(warmup_steps=30, warmup_agreement=share)
-    rates = {"teacher": Successes(33, 50), "student": Successes(student, 50)}
+    rates = {"teacher": Successes(33, 50), "greedy": Successes(student, 50)}
     with contextlib.nullcontext() if goes_on else pytest.raises(BadInput, match="--warmup-agreement"):
         check_imitation(phases, rates)
 

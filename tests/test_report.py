@@ -29,10 +29,10 @@ def folder(tmp_path_factory) -> Path:
     description = json.loads((folder / CONFIG_FILE).read_text())
     resumed = {**description, "resume_argv": [["--resume", "runs/a <run>", "--total-steps", "300"]]}
     (folder / CONFIG_FILE).write_text(json.dumps(resumed))
-    store_episodes(folder, 0, (0, 4), student_sampled=SAMPLED[0], teacher="10", student="10")
-    store_episodes(folder, 300, (0, 4), student_sampled=SAMPLED[1], student="01")
+    store_episodes(folder, 0, (0, 4), sampled=SAMPLED[0], teacher="10", greedy="10")
+    store_episodes(folder, 300, (0, 4), sampled=SAMPLED[1], greedy="01")
     imageio.imwrite(folder / "first_frame.png", np.zeros((8, 8, 3), np.uint8))
-    for step, name, content in ((0, "teacher", b"0"), (0, "student", b"1"), (300, "student", b"2")):
+    for step, name, content in ((0, "teacher", b"0"), (0, "greedy", b"1"), (300, "greedy", b"2")):
         video_folder(folder, step).mkdir(parents=True, exist_ok=True)
         (video_folder(folder, step) / f"{name}.mp4").write_bytes(content)
     return folder
@@ -66,7 +66,7 @@ def test_rates_differences_commands_and_machine_are_on_the_page(page):
     assert f"p = {2 / 2**12:.2g}<br>" in page
     assert "16/20 = 80 % [58, 92]" in page
     assert "task 4, sampled" in page
-    assert "student (greedy) after 300 env steps of training: failure after 2.5 s; task 0" in page
+    assert "greedy after 300 env steps of training: failure after 2.5 s; task 0" in page
     assert "python train_grpo.py --preset tiny --seed 3 --lr 0.001\npython train_grpo.py --resume" in page
     for text in ("torch 2.15.0", "Some GPU", "0123456789ab, with local changes", "official (0123abcd)"):
         assert text in page

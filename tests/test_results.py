@@ -12,8 +12,8 @@ from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.env import TaskInfo
-from experiment.checkpoint_evaluation import Plan, choose_players, play_all, play_missing, task_keys
-from experiment.evaluator import EpisodeKey, Player
+from experiment.checkpoint_evaluation import Plan, choose_rules, play_all, play_missing, task_keys
+from experiment.episodes import EpisodeKey, Rule
 from experiment.results import (
     Results,
     ResultsFile,
@@ -27,8 +27,8 @@ from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy, make_small_checkpoint
 from tests.stored_runs import SETTINGS, episode
 
-GREEDY = Player("greedy")
-SAMPLED = Player("sample", 0.6)
+GREEDY = Rule("greedy")
+SAMPLED = Rule("sample", 0.6)
 
 
 def task(task_id=0, num_init_states=50) -> TaskInfo:
@@ -44,9 +44,9 @@ TASKS = {"libero_goal": [task(0), task(1)]}
 KEYS = keys_of(TASKS["libero_goal"], trials=3)
 
 
-def results_with(outcomes: str, player: Player = GREEDY, **settings) -> Results:
+def results_with(outcomes: str, rule: Rule = GREEDY, **settings) -> Results:
     """Results of the first episodes of the plan; `outcomes` has a 1 for each success, a 0 for each failure."""
-    episodes = [episode(key, player, outcome == "1") for key, outcome in zip(KEYS, outcomes, strict=False)]
+    episodes = [episode(key, rule, outcome == "1") for key, outcome in zip(KEYS, outcomes, strict=False)]
     return Results(replace(SETTINGS, **settings), {}, episodes)
 
 
@@ -100,7 +100,7 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
 
     def modes_of(checkpoint, *mode):
         config = EvalConfig(ModelConfig(checkpoint=str(checkpoint)), mode=mode or None)
-        return [player.mode for player in choose_players(config, policy)]
+        return [rule.mode for rule in choose_rules(config, policy)]
 
     assert modes_of(small) == ["l1"]
     assert modes_of(small, "l1", "sample") == ["l1", "sample"]
@@ -222,7 +222,7 @@ def test_the_same_episodes_of_the_same_mode_are_compared():
 
 def test_an_l1_head_is_compared_with_every_mode():
     lines = comparison_table(
-        results_with("110100", Player("l1")), results_with("0"), [GREEDY], parts_of(TASKS, KEYS)
+        results_with("110100", Rule("l1")), results_with("0"), [GREEDY], parts_of(TASKS, KEYS)
     )
     assert "l1 -> greedy" in lines[-1]
     assert lines[-1].endswith("1: +0 -1")

@@ -11,9 +11,9 @@ def judged(folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "0
     """The verdict on a run whose first and last evaluation solved the states with a 1, and one between them all."""
     store(folder, [evaluation(0), evaluation(200), evaluation(300)], phases__total_steps=300, **settings)
     never = "0" * len(greedy[0])
-    store_episodes(folder, 0, teacher=greedy[0], student=never, student_sampled=sampled[0])
-    store_episodes(folder, 200, student="1" * len(greedy[0]))
-    store_episodes(folder, 300, student=greedy[1], student_sampled=sampled[1])
+    store_episodes(folder, 0, teacher=greedy[0], greedy=never, sampled=sampled[0])
+    store_episodes(folder, 200, greedy="1" * len(greedy[0]))
+    store_episodes(folder, 300, greedy=greedy[1], sampled=sampled[1])
     run = read_run(folder)
     return judge(run, read_evaluations(run))
 
@@ -60,17 +60,17 @@ def test_with_a_teacher_of_another_checkpoint_the_student_is_compared_with_its_o
 def test_without_two_evaluations_nothing_is_claimed(tmp_path):
     run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
     assert judge(run, read_evaluations(run)).kind == "open"  # their files could not be written
-    store_episodes(tmp_path, 0, teacher="01", student="01", student_sampled="00")
-    store_episodes(tmp_path, 9999, student="11")  # of records that a resume cut off
+    store_episodes(tmp_path, 0, teacher="01", greedy="01", sampled="00")
+    store_episodes(tmp_path, 9999, greedy="11")  # of records that a resume cut off
     verdict = judge(run, read_evaluations(run))
     assert verdict.kind == "open"
-    assert "student sampled 0/2 = 0 % [0, 66]" in verdict.lines
+    assert "sampled 0/2 = 0 % [0, 66]" in verdict.lines
 
 
 def test_each_of_several_tasks_has_its_changes(tmp_path):
     run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
-    store_episodes(tmp_path, 0, (0, 4), teacher="0000", student="0000", student_sampled="0000")
-    store_episodes(tmp_path, 300, (0, 4), student="0101", student_sampled="1000")
+    store_episodes(tmp_path, 0, (0, 4), teacher="0000", greedy="0000", sampled="0000")
+    store_episodes(tmp_path, 300, (0, 4), greedy="0101", sampled="1000")
     evaluations = read_evaluations(run)
     won = {
         task_id: [change.paired.only_after for change in changes(run, evaluations, task_id)]
@@ -82,5 +82,5 @@ def test_each_of_several_tasks_has_its_changes(tmp_path):
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     run = read_run(store(tmp_path, [evaluation(step) for step in (0, 100, 200, 300)]))
     for step, solved in ((0, "0100"), (100, "1110"), (200, "0111"), (300, "0000")):
-        store_episodes(tmp_path, step, student=solved)
+        store_episodes(tmp_path, step, greedy=solved)
     assert best_evaluation(read_evaluations(run)).env_steps == 100

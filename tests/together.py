@@ -18,7 +18,8 @@ from torch import nn
 from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, UpdateConfig
 from contracts import SelfCheckError
-from experiment.evaluator import EpisodeKey, Player, evaluate
+from experiment.episodes import EpisodeKey, Rule
+from experiment.evaluator import Conditions, evaluate
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes
 from rl.dynamic_sampling import collect
@@ -149,7 +150,7 @@ def evaluation_of(ranks: Ranks) -> dict[str, Any]:
         for repeat in range(3)
         for state in range(40, 45)
     ]
-    played = evaluate(FakePolicy(), pool, keys, Player("sample", 1.0), seed=0, ranks=ranks)
+    played = evaluate(FakePolicy(), pool, keys, Rule("sample", 1.0), Conditions(seed=0), ranks)
     return {"episodes": [replace(result, seconds=0) for result in played], "played": len(pool.started)}
 
 

@@ -67,7 +67,7 @@ def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
     eval_program.main([*flags, "--out", str(after), "--compare-with", checkpoint, "--video", "failures"])
     assert stored(before)["complete"]
     videos = [episode["video"] for episode in episodes_in(after)]
-    assert videos == [f"libero_spatial-task_0-init_state_{i}-student-greedy-failure.mp4" for i in range(2)]
+    assert videos == [f"libero_spatial-task_0-init_state_{i}-greedy-failure.mp4" for i in range(2)]
     assert all((tmp_path / "r-videos" / video).stat().st_size > 0 for video in videos)
     output = capsys.readouterr().out
     assert "libero_spatial all  greedy  0/2 = 0 % [0, 66]" in output
