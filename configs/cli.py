@@ -60,9 +60,9 @@ def parse_train(argv: Sequence[str]) -> Command:
     """Read `argv` of train_grpo.py (without the program's name). Wrong flags exit with code 2, or raise BadInput."""
     start, _ = tyro.cli(Start, args=argv, prog="train_grpo.py", return_unknown_args=True, add_help=False)
     names = {"--preset": start.preset, "--config": start.config, "--resume": start.resume}
-    given = [flag for flag, name in names.items() if name is not None]
-    if len(given) > 1:
-        raise BadInput(f"{' and '.join(given)} contradict each other: each names the settings to start from")
+    chosen = [flag for flag, name in names.items() if name is not None]
+    if len(chosen) > 1:
+        raise BadInput(f"{' and '.join(chosen)} contradict each other: each names the settings to start from")
     if start.resume is not None:
         return _parse_resumed_run(argv, start.resume)
     if start.config is not None:

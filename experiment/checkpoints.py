@@ -54,12 +54,10 @@ class TrainerState:
 
     def take_best(self, score: float | None) -> bool:
         """Remember `score` if it is the best of the run so far. Returns whether it is. None is never the best."""
-        if score is None:
-            return False
-        if self.best_score is not None and score <= self.best_score:
-            return False
-        self.best_score = score
-        return True
+        is_best = score is not None and (self.best_score is None or score > self.best_score)
+        if is_best:
+            self.best_score = score
+        return is_best
 
     def count_update(self, rollout: Rollout, steps_taken: int) -> None:
         """Add an update: its env steps, returns, successes, drawn groups, and whether it took any optimizer step."""
@@ -108,7 +106,9 @@ def save_checkpoint(
     """
     folder = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
-        _remove_abandoned(checkpoints)
+        for path in checkpoints.iterdir():  # raises OSError if the run folder was moved away
+            if path.name.startswith(TEMPORARY_PREFIX):  # a killed process has left it
+                shutil.rmtree(path, ignore_errors=True)
         _write_atomically(folder, learner, state)
         if best is not None:
             mark_best(checkpoints, learner, state, best)
@@ -118,18 +118,14 @@ def save_checkpoint(
     return folder
 
 
-def _remove_abandoned(checkpoints: Path) -> None:
-    """Remove folders that a killed process left half-written. Raises OSError if the run folder was moved away."""
-    for path in checkpoints.iterdir():
-        if path.name.startswith(TEMPORARY_PREFIX):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> None:
     """Write the checkpoint under a temporary name, flush it to the disk, and rename it to `folder`."""
     temporary = folder.with_name(TEMPORARY_PREFIX + folder.name)
     try:
-        _write(temporary, learner, state)
+        learner.policy.save_adapter(temporary, looks=state.looks)
+        save_state(temporary, learner, state)
+        for path in (*temporary.rglob("*"), temporary):
+            flush(path)
         # A kill between rename and pointer leaves this folder, which the resumed run writes again.
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
@@ -137,15 +133,6 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     flush(folder.parent)
-
-
-def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
-    """Write the adapter and the trainer's file into `folder`, and flush them to the disk. Raises OSError."""
-    learner.policy.save_adapter(folder, looks=state.looks)
-    save_state(folder, learner, state)
-    for path in folder.rglob("*"):
-        flush(path)
-    flush(folder)
 
 
 def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
@@ -171,11 +158,10 @@ def _remove_old(checkpoints: Path, global_step: int, keep: int) -> None:
 
     Steps above `global_step` belong to a branch that was abandoned for an earlier checkpoint, so they count as older.
     """
-    folders = _steps(checkpoints)
-    newest = [folder for folder in folders if int(_step_number(folder)) <= global_step]
-    abandoned = [folder for folder in folders if folder not in newest]
     used = {resolve_pointer(checkpoints / BEST), resolve_pointer(checkpoints / LATEST)}
-    for folder in (abandoned + newest)[:-keep]:
+    steps = sorted(_steps(checkpoints), key=lambda step: (step <= global_step, step))
+    for step in steps[:-keep]:
+        folder = checkpoints / f"step_{step}"
         if folder not in used:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -227,9 +213,8 @@ def latest_checkpoint(run_folder: Path) -> Path:
     pointer = run_folder / "checkpoints" / LATEST
     folder = resolve_pointer(pointer)
     if not folder.is_dir():
-        steps = ", ".join(path.name for path in _steps(pointer.parent)) or "none"
         raise BadInput(
-            f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {steps}"
+            f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {_steps(pointer.parent)}"
         )
     return folder
 
@@ -241,11 +226,7 @@ def write_pointer(pointer: Path, target: Path) -> None:
     flush(pointer.parent)
 
 
-def _steps(checkpoints: Path) -> list[Path]:
-    """The checkpoint folders, oldest first. Folders with other names are ignored."""
-    folders = [path for path in checkpoints.glob("step_*") if _step_number(path).isdigit()]
-    return sorted(folders, key=lambda folder: int(_step_number(folder)))
-
-
-def _step_number(folder: Path) -> str:
-    return folder.name.removeprefix("step_")
+def _steps(checkpoints: Path) -> list[int]:
+    """The env steps of the checkpoints, in rising order. Folders with other names are ignored."""
+    names = [path.name.removeprefix("step_") for path in checkpoints.glob("step_*")]
+    return sorted(int(name) for name in names if name.isdigit())
