@@ -14,7 +14,6 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 """
 
 import gc
-import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,7 +64,6 @@ class GraphedNetwork:
         # Parameter -> buffer to which every recording adds its gradient.
         self._gradients: dict[Tensor, Tensor] = {}
         self._warm: set[Hashable] = set()  # keys of passes that were warmed up
-        self.first_passes: list[str] = []  # kind, batch size and seconds of what was recorded, with compiling
         self._pool = torch.cuda.graph_pool_handle()
         # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has
         # ever worked on.
@@ -84,12 +82,7 @@ class GraphedNetwork:
             while len(self._recordings) >= MOST_RECORDINGS:
                 least_recently_used = next(iter(self._recordings))
                 del self._recordings[least_recently_used]
-            started = time.perf_counter()
             recording = self._record_with_room(part, arguments, with_gradient)
-            kind = "learning" if with_gradient else "deciding"
-            name = kind if part == "forward" else f"{part}, {kind}"
-            size = next(len(x) for x in arguments if x is not None)
-            self.first_passes.append(f"{name} {size} {time.perf_counter() - started:.1f} s")
         self._recordings[key] = recording  # at the end, where the recordings used last are
         self.replays += 1
         if with_gradient:

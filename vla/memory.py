@@ -90,16 +90,31 @@ def plan_update(
     """
     network = policy.network
     smallest = smallest_micro_batch(network)
-    most_decisions = max(most_decisions, smallest)
-    recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
-    if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
-        network.recomputed_blocks = recomputed_blocks
+    if micro_batch_size == "auto":
+        sizes = list(range(smallest, max(most_decisions, smallest) + 1))
+    else:
+        sizes = [max(micro_batch_size, smallest)]
+    if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
+        plan = _measured_plan(policy, gradient_checkpointing, sizes, reserved_bytes, instruction, rollout)
+    else:
+        plan = Plan(sizes[-1], network.num_blocks if gradient_checkpointing == "on" else 0)
         if policy.device.type == "cuda" and network.trained_blocks is not None:
             policy.kept_on = torch.device(
                 "cpu"
             )  # the states take no GPU memory that the flags give to other things
-        size = most_decisions if micro_batch_size == "auto" else max(micro_batch_size, smallest)
-        return Plan(size, recomputed_blocks)
+    network.recomputed_blocks = plan.recomputed_blocks
+    return plan
+
+
+def _measured_plan(
+    policy: Policy,
+    gradient_checkpointing: Literal["auto", "on", "off"],
+    micro_batch_sizes: Sequence[int],
+    reserved_bytes: float,
+    instruction: str,
+    rollout: RolloutSize,
+) -> Plan:
+    """The fastest plan of these sizes that fits. With a frozen trunk, also set where its states are kept."""
     log.info(
         "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
     )
@@ -107,21 +122,17 @@ def plan_update(
     needs = measure_needs(policy, observation)
     torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
     if gradient_checkpointing != "auto":
+        recomputed_blocks = policy.network.num_blocks if gradient_checkpointing == "on" else 0
         needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
-    if micro_batch_size == "auto":
-        sizes = list(range(smallest, most_decisions + 1))
-    else:
-        sizes = [max(micro_batch_size, smallest)]
     free_bytes = free_for_activations(policy, reserved_bytes)
-    plan = choose_plan(needs, free_bytes, sizes)
-    if network.trained_blocks is not None:
-        kept_bytes = rollout.num_decisions * bytes_of_kept_states(policy, observation)
-        beside = plan_beside_kept_states(plan, needs, free_bytes - kept_bytes, sizes)
-        in_main_memory = torch.device("cpu") if kept_bytes <= rollout.main_memory_bytes else None
-        policy.kept_on = in_main_memory if beside is None else policy.device
-        plan = beside or plan
-    network.recomputed_blocks = plan.recomputed_blocks
-    return plan
+    plan = choose_plan(needs, free_bytes, micro_batch_sizes)
+    if policy.network.trained_blocks is None:
+        return plan
+    kept_bytes = rollout.num_decisions * bytes_of_kept_states(policy, observation)
+    beside = plan_beside_kept_states(plan, needs, free_bytes - kept_bytes, micro_batch_sizes)
+    in_main_memory = torch.device("cpu") if kept_bytes <= rollout.main_memory_bytes else None
+    policy.kept_on = in_main_memory if beside is None else policy.device
+    return beside or plan
 
 
 def smallest_micro_batch(network: OpenVLAOFT) -> int:

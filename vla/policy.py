@@ -337,7 +337,6 @@ class Policy:
         """(Name, value) rows of the table that is shown at the start of a run."""
         num_trainable = sum(p.numel() for _, p in self._trainable)
         network = self.network
-        first_passes = [] if self._graphs is None else self._graphs.first_passes
         rows = [
             ("checkpoint", self.base_model),
             ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
@@ -353,7 +352,7 @@ class Policy:
             place = "nowhere" if self.kept_on is None else f"on {self.kept_on}"
             text = f"frozen below the last {network.trained_blocks} blocks, its states are kept {place}"
             rows.append(("trunk", text))
-        return [*rows, ("recorded", ", ".join(first_passes))] if first_passes else rows
+        return rows
 
 
 def _interface(policy: Policy) -> tuple[object, ...]:
