@@ -63,6 +63,7 @@ class LiberoSimulator:
     """
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
+        self._bddl = bddl
         prepare_imports()
         with render_device():
             self._wrapper = _build_wrapper(bddl, assets, list(cameras))
@@ -88,8 +89,8 @@ class LiberoSimulator:
         Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
         the seed placed them, and the arm's joints are drawn as in the benchmark's states. With `arm_offset` (7,) in rad
         the arm stands elsewhere when its controller is made; then the state puts it back, and the controller pulls it
-        to where it was made. Raises BadInput for a state of another task, and SimulatorFault if LIBERO finds no room
-        for its objects.
+        to where it was made. Raises BadInput for a state of another task or an object without a place, and
+        SimulatorFault if LIBERO finds no room for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
@@ -102,6 +103,9 @@ class LiberoSimulator:
         _repeat_until_placed(self._soft_reset, seed)
         robot.init_qpos = liberos_joints
         if state is None:
+            for name, (position, _) in self.object_poses().items():
+                if not position.any():  # LIBERO leaves it in the origin, below the table
+                    raise BadInput(f"{self._bddl}: (:init ...) puts {name} into no region that exists")
             state = self.domain.sim.get_state().flatten()
             state[1:8] += np.random.default_rng(seed).normal(0, ARM_NOISE_RAD, 7)
         expected = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv

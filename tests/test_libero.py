@@ -364,6 +364,7 @@ def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_pat
     [
         ("- wine_rack", "- wine_shelf", "wine_shelf"),
         ("(Turnon flat_stove_1)", "(Ignite flat_stove_1)", "AssertionError"),
+        ("(On plate_1 main_table_plate_region)", "", "puts plate_1"),
     ],
 )
 def test_what_libero_cannot_build_of_ones_own_file_is_one_line(tmp_path, old, new, expected):
