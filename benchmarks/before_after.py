@@ -88,7 +88,7 @@ def play(policy: Policy, env: LiberoEnv, init_state_id: int) -> Clip:
     """Play one greedy episode, and keep some of its frames."""
     result = env.reset(Start(init_state_id, record=True))
     frames = list(result.frames)
-    while not result.done:
+    while result.observation is not None:
         result = env.step_chunk(policy.act([result.observation]).actions[0])
         frames += result.frames
     small = [Image.fromarray(frame).resize((CELL_SIDE, CELL_SIDE)) for frame in frames[::FRAME_STRIDE]]

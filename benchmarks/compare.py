@@ -105,11 +105,12 @@ def values_by_state(experiment: dict) -> dict[str, Values]:
     played = [results["successes"] for results in experiment["results"] if results["seed"] is not None]
     if not played:
         played = [run["evaluations"][-1]["successes"] for run in experiment["runs"]]
-    values = {}
+    values: dict[str, Values] = {}
     for mode in ("sample", "greedy"):
         outcomes = [by_state(successes[mode]) for successes in played]
-        states = {state: np.mean([each[state] for each in outcomes]) for state in outcomes[0]}
-        values[f"{mode} by state"] = states
+        values[f"{mode} by state"] = {
+            state: float(np.mean([each[state] for each in outcomes])) for state in outcomes[0]
+        }
     return values
 
 

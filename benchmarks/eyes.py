@@ -81,10 +81,8 @@ def play(
     Returns what the policy saw at each decision, and whether it succeeded.
     """
     observations = []
-    while not result.done:
-        observation = result.observation
-        if black:
-            observation = without_images(observation)
+    while result.observation is not None:
+        observation = without_images(result.observation) if black else result.observation
         observations.append(observation)
         result = env.step_chunk(policy.act([observation]).actions[0])
     return observations, result.success
