@@ -1,6 +1,6 @@
 """Make the policies that stand in for public checkpoints, and print how each succeeds by every rule of acting.
 
-    python -m workshop.stand_ins OUT                          # all of the small ones
+    python -m workshop.stand_ins OUT                          # all; the last two have 7.5 billion parameters
     python -m workshop.stand_ins OUT --only bundled goal      # some
     python -m workshop.stand_ins OUT --measure runs/RUN/checkpoints/latest --only bundled   # a policy that exists
 
@@ -14,9 +14,6 @@ with it says nothing about them:
 Demonstrations are collected, networks are trained and episodes are played by the program's own commands, which are
 printed. All run side by side on this machine's cores and GPUs. What exists in OUT is not made again. A policy is
 measured on fresh initial states, which no demonstration began from.
-
-The two networks of full size are made from these: `benchmarks.full_size FULL --grow OUT/grown --noise 0.05`, and
-random weights with adapters (docs/SUPERVISED_START.md). `--measure FULL --only grown` prints their table.
 """
 
 import os
@@ -46,48 +43,64 @@ MOVED = "--move-objects 2 4 6 8"  # cm
 SPATIAL = f"--task-ids 0 {MOVED}"
 # Folder of demonstrations -> flags of workshop.demos.
 DEMONSTRATIONS = {
-    "spatial-lowpoly": f"{SPATIAL} --assets lowpoly --episodes 250 --seed 7",
-    "spatial-official": f"{SPATIAL} --assets official --episodes 250 --seed 8",
+    "spatial-lowpoly": f"{SPATIAL} --assets lowpoly --episodes 150 --seed 7",
+    "spatial-official": f"{SPATIAL} --assets official --episodes 150 --seed 8",
     "goal": f"--task-suite libero_goal --task-ids 1 4 8 {MOVED} --assets lowpoly --episodes 90 --seed 9",
+    "few": "--task-ids 0 --assets official --episodes 40 --seed 7",
 }
 BOTH_LOOKS = ("spatial-lowpoly", "spatial-official")
-SMALL = "--num-images 1 --no-proprio --llm-dim 96 --patch-size 20 --batch-size 128 --warmup-steps 100"
+
+
+def supervised(flags: str) -> str:
+    """The program that trains a small policy. OUT is the folder of all, NAME the policy's, DEMOS its demonstrations."""
+    return f"-m workshop.sft --demos DEMOS --out OUT/NAME --batch-size 128 --warmup-steps 100 {flags}"
+
+
+SMALL = "--num-images 1 --no-proprio --llm-dim 96 --patch-size 20"
 TRUE_GEOMETRY = "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2"
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """A policy, from what it learns, and where it is measured."""
+    """A policy, from what it learns, how it is made, and where it is measured."""
 
     demonstrations: tuple[str, ...]
-    training: str  # flags of workshop.sft
-    greedy: tuple[
-        int, int
-    ]  # percent of greedy successes that it is meant to have (of its L1 head, if it has one)
+    programs: tuple[str, ...]  # that make it, one after the other
+    # Percent of greedy successes that it is meant to have; if it has an L1 head, of that one.
+    greedy: tuple[int, int]
     tasks: str = "--task-suite libero_spatial --task-ids 0"
     num_tasks: int = 1
     has_l1_head: bool = False
+    needs: str | None = None  # a policy that must exist before
 
 
 STAND_INS = {
-    "bundled": StandIn(BOTH_LOOKS, f"{SMALL} --steps 1200", (25, 60)),
-    "strong": StandIn(BOTH_LOOKS, f"{SMALL} --steps 2600", (80, 90)),
+    "bundled": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1150"),), (25, 60)),
+    "strong": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1800"),), (80, 90)),
     "goal": StandIn(
         ("goal",),
-        f"{SMALL} --steps 1600",
+        (supervised(f"{SMALL} --steps 1200"),),
         (30, 50),
         "--task-suite libero_goal --task-ids 1 4 8",
         num_tasks=3,
     ),
-    "l1": StandIn(
-        ("spatial-lowpoly",),
-        "--l1 --batch-size 128 --warmup-steps 100 --steps 800",
-        (60, 80),
-        has_l1_head=True,
-    ),
+    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 320"),), (60, 80), has_l1_head=True),
     "grown": StandIn(
         ("spatial-lowpoly",),
-        f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --batch-size 128 --warmup-steps 100 --steps 1100",
+        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 850"),),
+        (30, 50),
+    ),
+    "full": StandIn(
+        (), ("-m benchmarks.full_size OUT/NAME --grow OUT/grown --noise 0.05",), (30, 50), needs="grown"
+    ),
+    "random": StandIn(
+        ("few",),
+        (
+            "-m benchmarks.full_size OUT/random-base",
+            "-m workshop.sft --init OUT/random-base --demos DEMOS --out OUT/random-adapters --lora-rank 32 "
+            "--batch-size 28 --steps 200 --warmup-steps 15 --lr 1e-3 --memory-budget 40",
+            "-m vla.merge --adapter OUT/random-adapters --out OUT/NAME",
+        ),
         (30, 50),
     ),
 }
@@ -109,12 +122,11 @@ class Job:
 
     command: str  # what follows `python`
     log: Path
-    is_done: bool = False
 
 
 @dataclass(frozen=True)
 class Args:
-    """Make the small policies that stand in for public checkpoints, and measure how they succeed by every rule."""
+    """Make the policies that stand in for public checkpoints, and measure how they succeed by every rule."""
 
     out: tyro.conf.Positional[Path]
     """Folder to write, or to go on with."""
@@ -146,28 +158,36 @@ def main(argv: Sequence[str]) -> None:
 
 
 def make(args: Args) -> None:
-    """Collect the demonstrations, one folder after the other, and then train all policies side by side."""
-    args.out.mkdir(parents=True, exist_ok=True)
+    """Collect the demonstrations, one folder after the other, and then make all policies that do not exist."""
     folders = dict.fromkeys(folder for name in args.only for folder in STAND_INS[name].demonstrations)
     for folder in folders:
         flags = f"--num-envs {usable_cores()} {DEMONSTRATIONS[folder]}"
         command = f"-m workshop.demos --out {args.out}/demonstrations/{folder} {flags}"
-        run(Job(command, args.out / f"{folder}.log"))
-    run_side_by_side([training(args, name) for name in args.only], at_once=len(args.only))
+        run([Job(command, args.out / f"{folder}.log")])
+    missing = [name for name in args.only if not (args.out / name / "config.json").exists()]
+    independent = [name for name in missing if STAND_INS[name].needs is None]
+    others = [name for name in missing if name not in independent]
+    for names in (independent, others):
+        run_side_by_side([programs(args, name) for name in names], at_once=max(1, len(names)))
 
 
-def training(args: Args, name: str) -> Job:
-    """How a policy is trained; nothing is left to do if it exists."""
+def programs(args: Args, name: str) -> list[Job]:
+    """The programs that make a policy."""
     stand_in = STAND_INS[name]
     folders = " ".join(f"{args.out}/demonstrations/{folder}" for folder in stand_in.demonstrations)
-    command = f"-m workshop.sft --demos {folders} --out {args.out}/{name} {stand_in.training}"
-    return Job(command, args.out / f"{name}.log", is_done=(args.out / name / "config.json").exists())
+    return [
+        Job(
+            program.replace("DEMOS", folders).replace("OUT", str(args.out)).replace("NAME", name),
+            args.out / f"{name}.log",
+        )
+        for program in stand_in.programs
+    ]
 
 
 def measure(args: Args) -> None:
     """Play the episodes of all policies, looks and rules side by side, and print a table for each policy and look."""
     jobs = [
-        evaluation(args, name, looks, rule)
+        [evaluation(args, name, looks, rule)]
         for name, looks in product(args.only, args.looks)
         for rule in rules_of(name)
     ]
@@ -235,27 +255,29 @@ def verdict(holds: bool) -> str:
     return "holds" if holds else "FAILS"
 
 
-def run_side_by_side(jobs: Sequence[Job], at_once: int) -> None:
-    """Run all jobs, at most `at_once` at the same time; the GPUs take turns. Raises BadInput if one of them fails."""
+def run_side_by_side(jobs: Sequence[list[Job]], at_once: int) -> None:
+    """Run lists of jobs, at most `at_once` at the same time; the GPUs take turns. Raises BadInput if a job fails."""
     num_gpus = max(1, torch.cuda.device_count())
     with ThreadPoolExecutor(at_once) as threads:
         list(threads.map(run, jobs, (index % num_gpus for index in range(len(jobs)))))
 
 
-def run(job: Job, gpu: int | None = None) -> None:
-    """Run one job, on one GPU or on all. Raises BadInput, which shows the end of its output, if it fails."""
-    if job.is_done:
-        return
-    print(f"python {job.command}", flush=True)
-    job.log.parent.mkdir(parents=True, exist_ok=True)
+def run(jobs: list[Job], gpu: int | None = None) -> None:
+    """Run jobs one after the other, on one GPU or on all. Raises BadInput with the end of its output if one fails."""
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    with job.log.open("w") as log:
-        ended = subprocess.run(
-            [sys.executable, *shlex.split(job.command)], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
-    if ended.returncode != 0:
-        last_lines = "\n".join(job.log.read_text().splitlines()[-5:])
-        raise BadInput(f"python {job.command} ended with {ended.returncode}: {job.log}\n{last_lines}")
+    for job in jobs:
+        print(f"python {job.command}", flush=True)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("a") as log:
+            ended = subprocess.run(
+                [sys.executable, *shlex.split(job.command)],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        if ended.returncode != 0:
+            last_lines = "\n".join(job.log.read_text().splitlines()[-5:])
+            raise BadInput(f"python {job.command} ended with {ended.returncode}: {job.log}\n{last_lines}")
 
 
 if __name__ == "__main__":
