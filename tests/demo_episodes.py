@@ -1,7 +1,6 @@
 """Made-up demonstrations for tests: every frame looks different and has its own actions."""
 
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +53,6 @@ def write_demos(
     for i, episode in enumerate(made):
         write_episode(episode_path(folder, 0, i), episode)
     return made
-
-
-class WaitsForever:
-    """In place of workshop.demos.Player: say that the worker waits, and wait for a signal."""
-
-    def __init__(self, args: DemosArgs) -> None:
-        pass
-
-    def __call__(self, attempt: Attempt) -> None:
-        os.write(2, b"waiting\n")  # in one piece: lines of two workers may meet
-        signal.pause()
 
 
 class DiesAtFirst:

@@ -83,7 +83,7 @@ def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False
     ]
     tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(instructions)]
     _write_parquet(folder / "meta/tasks.parquet", tasks)
-    _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings, video))
+    _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings))
     _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*episodes)))
     if video:
         for camera, key in enumerate(CAMERA_KEYS):
@@ -93,49 +93,42 @@ def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False
 
 
 def _info(num_episodes: int, video: bool) -> dict:
-    shapes = {"observation.state": [8], "action": [7]}
-    shapes |= {"timestamp": [1], "episode_index": [1], "task_index": [1], "next.success": [1]}
-    features = {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
-    for key in CAMERA_KEYS:
-        features[key] = {"dtype": "video" if video else "image", "shape": [256, 256, 3]}
-    return {
-        "codebase_version": "v3.0",
-        "fps": FPS,
-        "total_episodes": num_episodes,
-        "features": features,
-        "video_path": VIDEO_PATH,
-    }
+    numbers = ("observation.state", "action", "timestamp", "episode_index", "task_index", "next.success")
+    features = {name: {"dtype": "float32"} for name in numbers}
+    features |= {key: {"dtype": "video" if video else "image"} for key in CAMERA_KEYS}
+    info = {"codebase_version": "v3.0", "fps": FPS, "total_episodes": num_episodes, "features": features}
+    return info | {"video_path": VIDEO_PATH}
 
 
 def _steps(recording: Recording, index: int, instructions: list[str], with_pictures: bool) -> list[dict]:
     rows = []
-    columns = zip(recording.images, recording.proprio, recording.actions, strict=True)
-    for step, (images, proprio, action) in enumerate(columns):
+    last_step = len(recording.actions) - 1
+    for step, images in enumerate(recording.images):
         row = {
             "timestamp": step / FPS,
-            "observation.state": proprio.tolist(),
-            "action": action.tolist(),
+            "observation.state": recording.proprio[step].tolist(),
+            "action": recording.actions[step].tolist(),
             "episode_index": index,
             "task_index": instructions.index(recording.instruction),
-            "next.success": recording.success and step == len(recording.actions) - 1,
+            "next.success": recording.success and step == last_step,
         }
         if with_pictures:
-            for camera, key in enumerate(CAMERA_KEYS):
-                row[key] = {"bytes": png(images[camera]), "path": None}
+            row |= {
+                key: {"bytes": png(image), "path": None}
+                for key, image in zip(CAMERA_KEYS, images, strict=True)
+            }
         rows.append(row)
     return rows
 
 
-def _episodes(recordings: list[Recording], video: bool) -> list[dict]:
+def _episodes(recordings: list[Recording]) -> list[dict]:
     rows = []
     first_step = 0
     for index, recording in enumerate(recordings):
         row = {"episode_index": index, "length": len(recording.actions)}
-        if video:
-            for key in CAMERA_KEYS:
-                row[f"videos/{key}/chunk_index"] = 0
-                row[f"videos/{key}/file_index"] = 0
-                row[f"videos/{key}/from_timestamp"] = first_step / FPS
+        for key in CAMERA_KEYS:
+            place = {"chunk_index": 0, "file_index": 0, "from_timestamp": first_step / FPS}
+            row |= {f"videos/{key}/{name}": value for name, value in place.items()}
         rows.append(row)
         first_step += len(recording.actions)
     return rows

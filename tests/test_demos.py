@@ -1,8 +1,5 @@
 """Collecting: two real episodes of task 0 by one process and by two, and the bookkeeping with a stand-in simulator."""
 
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +21,6 @@ from workshop.noisy_episode import FRAME_EVERY, noise_bursts, record_episode
 
 NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
 OUT = Path("unused")
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 def _args(out: Path = OUT, **changes) -> DemosArgs:
@@ -144,29 +140,6 @@ def test_flags_that_cannot_work_are_refused_before_the_first_episode(tmp_path, c
     with pytest.raises(BadInput, match=flag):
         collect(_args(tmp_path / "demos", **changes))
     assert not (tmp_path / "demos").exists()
-
-
-IDLE_COLLECTION = """
-from pathlib import Path
-from tests.demo_episodes import WaitsForever
-from workshop import demos
-
-demos.Player = WaitsForever
-demos.collect(demos.DemosArgs(Path("{out}"), episodes=2, num_envs=2))
-"""
-
-
-@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_program_however_that_ends(stop_signal, tmp_path):
-    command = [sys.executable, "-c", IDLE_COLLECTION.format(out=tmp_path)]
-    program = subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE)
-    for _ in range(2):
-        while program.stderr.readline() not in (b"waiting\n", b""):  # libraries print warnings, too
-            pass
-    program.send_signal(stop_signal)
-    # Every worker holds the other end of this pipe until it ends.
-    _, errors = program.communicate(timeout=300)  # only a failing test waits that long
-    assert errors == b""
 
 
 def test_the_episode_of_a_worker_that_dies_is_a_fault_and_the_others_go_on(monkeypatch, tmp_path):

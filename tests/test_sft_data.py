@@ -94,6 +94,3 @@ def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split():
     assert (len(train), len(held_out)) == (2, 2)  # rounded up
     assert sorted(train + held_out) == names
     assert split_episodes(names, 0.3, seed=1) == (train, held_out)
-    assert split_episodes(names, 0.0, seed=1) == (names, [])
-    with pytest.raises(BadInput, match="--holdout"):
-        split_episodes(names, 0.9, seed=1)

@@ -113,8 +113,10 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
         num_moving = len(moving_steps(episode.actions))
         num_steps += len(episode.actions)
         num_still_steps += len(episode.actions) - num_moving
-        is_short = num_moving < CHUNK_LENGTH
-        faults.append("failed" if episode.success is False else "shorter than a chunk" if is_short else "")
+        if episode.success is False:
+            faults.append("failed")
+        else:
+            faults.append("" if num_moving >= CHUNK_LENGTH else "shorter than a chunk")
         signs.append(None if faults[-1] else positive_closes(episode))
     closes = majority(signs)
     for index, sign in enumerate(signs):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from contracts import BadInput, first_line, read_json, refuse_lfs_pointer
-from workshop.stored_episode import StoredEpisode, choose_cameras
+from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
 STATES = ("observation.state", "state")
@@ -63,24 +63,13 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
         ) from fault
 
 
-def _choose_feature(dataset: Dataset, names: Sequence[str]) -> str:
-    """The first of `names` that the dataset has. Raises BadInput if it has none."""
-    features = dataset.info["features"]
-    for name in names:
-        if name in features:
-            return name
-    raise BadInput(
-        f"{dataset.folder}: no {' or '.join(names)} among its features {', '.join(features)}: rename one of them"
-    )
-
-
 def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
     folder = dataset.folder
-    state = _choose_feature(dataset, STATES)
-    action = _choose_feature(dataset, ACTIONS)
     types = {name: feature["dtype"] for name, feature in dataset.info["features"].items()}
-    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
+    state = choose_feature(types, STATES, str(folder))
+    action = choose_feature(types, ACTIONS, str(folder))
+    cameras = choose_cameras(types, str(folder))
     entries = {row["episode_index"]: row for row in _read_rows(folder, "meta/episodes/*/*.parquet")}
     tasks = {row["task_index"]: _text_of(row) for row in _read_rows(folder, "meta/tasks.parquet")}
     columns = ["episode_index", "task_index", "timestamp", state, action, SUCCESS]

@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from contracts import BadInput, first_line, refuse_lfs_pointer
-from workshop.stored_episode import StoredEpisode, choose_cameras
+from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature
 
 INSTRUCTION = "steps/language_instruction"
 STATE = "steps/observation/state"
 ACTION = "steps/action"
 REWARD = "steps/reward"
-PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
 # Field numbers of tf.train.Feature. Field 3, a list of integers, is not needed.
 BYTES_LIST = 1
 FLOAT_LIST = 2
@@ -56,19 +55,13 @@ def _check_all_files(folder: Path, paths: Sequence[Path]) -> None:
 
 def _episode(example: dict[str, Feature], location: str, with_pictures: bool) -> StoredEpisode:
     """Make an episode of a record's features. Raises BadInput if one is missing, ValueError for wrong lengths."""
-    missing = {INSTRUCTION, STATE, ACTION} - example.keys()
-    if missing:
-        raise BadInput(
-            f"{location}: no {', '.join(sorted(missing))} among its features: {', '.join(sorted(example))}: this is no "
-            "RLDS data of LIBERO"
-        )
+    for name in (INSTRUCTION, STATE, ACTION):
+        choose_feature(example, [name], location)
     num_steps = len(example[INSTRUCTION])
-    files = {name: values for name, values in example.items() if isinstance(values, list) and values}
-    picture_names = [name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS]
-    cameras = choose_cameras(picture_names, location)
+    cameras = choose_cameras(example, location)
     pictures = []
     if with_pictures:
-        pictures = [[bytes(files[name][step]) for name in cameras] for step in range(num_steps)]
+        pictures = [[bytes(example[name][step]) for name in cameras] for step in range(num_steps)]
     rewards = example.get(REWARD)
     return StoredEpisode(
         location=location,

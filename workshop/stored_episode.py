@@ -1,7 +1,6 @@
 """Hold and check an episode as another program stored it. lerobot.py and rlds.py read such episodes."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +8,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from contracts import BadInput
 
-AGENTVIEW_NAMES = ("image", "agentview", "agentview_image", "agentview_rgb")
-WRIST_NAME = re.compile(r"wrist|hand|^image_?2$")
+# Names of the pictures: of lerobot/libero, of openpi's conversion, and of RLDS data.
+AGENTVIEW = ("observation.images.image", "image", "steps/observation/image")
+WRIST = (
+    "observation.images.image2",
+    "observation.images.wrist_image",
+    "wrist_image",
+    "steps/observation/wrist_image",
+)
 NOOP_NORM = 1e-4  # an action moves the arm if the norm of its six motions is at least this
 FINGER_LIMIT_M = 0.06  # a finger of LIBERO's robot moves from 0 to 0.04 m, and a little beyond both ends
 FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers show its effect
@@ -33,21 +38,19 @@ class StoredEpisode:
     success: bool | None  # None: the data do not say
 
 
-def choose_cameras(names: Sequence[str], location: str) -> list[str]:
-    """Find the cameras among the names of image features: returns agentview's, then the wrist's if there is one.
+def choose_feature(features: Collection[str], names: Sequence[str], location: str) -> str:
+    """The first of `names` among a dataset's features. Raises BadInput if it has none of them."""
+    for name in names:
+        if name in features:
+            return name
+    raise BadInput(
+        f"{location}: no {' or '.join(names)} among its features ({', '.join(features)}): rename one of them"
+    )
 
-    Raises BadInput if it is unclear which name is which camera's.
-    """
-    short_names = {name: re.split(r"[./]", name)[-1] for name in names}
-    wrist = [name for name in names if WRIST_NAME.search(short_names[name])]
-    not_wrist = [name for name in names if name not in wrist]
-    agentview = [name for name in not_wrist if short_names[name] in AGENTVIEW_NAMES] or not_wrist
-    if len(agentview) != 1 or len(wrist) > 1:
-        raise BadInput(
-            f"{location}: cameras {', '.join(names) or 'none'}: it is unclear which is agentview and which the "
-            "wrist's: name them image and wrist_image"
-        )
-    return agentview + wrist
+
+def choose_cameras(features: Collection[str], location: str) -> list[str]:
+    """The features with pictures: agentview's, then the wrist's if there is one. Raises BadInput without agentview."""
+    return [choose_feature(features, AGENTVIEW, location), *[name for name in WRIST if name in features][:1]]
 
 
 def check_contents(episode: StoredEpisode) -> None:
