@@ -98,43 +98,42 @@ def count_simulators(
 ) -> SimulatorCount:
     """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one."""
     memory = memory_of_simulator(simulator, num_tasks)
-    free_gib = free_main_memory()
     on_gpu = device.type == "cuda" and not renders_in_software(renderer)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    free_gib = free_main_memory() / ranks_here
     if simulator.num_envs != "auto":
         chosen = Limit(simulator.num_envs, "as configured (--num-envs)")
-    elif simulator.simulators == "ray":
-        chosen = min(_limit_of_cluster(ranks), useful, key=lambda limit: limit.num_envs)
     else:
-        free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else math.inf
-        limits = [*machine_limits(memory, device, free_gib, free_gpu_gib), useful]
-        chosen = min(limits, key=lambda limit: limit.num_envs)
+        if simulator.simulators == "ray":
+            limits = [limit_of_cluster(ranks)]
+        else:
+            cores = max(1, usable_cores() // ranks_here)
+            free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else math.inf
+            limits = limits_of_rank(memory, device, cores, free_gib, free_gpu_gib)
+        chosen = min([*limits, useful], key=lambda limit: limit.num_envs)
     num_envs = max(1, chosen.num_envs)
-    needed_gib = num_envs * memory.main * ranks_here()
+    needed_gib = num_envs * memory.main
     if free_gib < needed_gib:
-        log_row(
-            "warning",
-            f"{free_gib:.1f} GiB of main memory are free, simulators need about {needed_gib:.1f}: lower --num-envs or "
-            "--kept-tasks",
-        )
+        text = f"{free_gib:.1f} GiB of main memory are free, simulators need about {needed_gib:.1f}"
+        log_row("warning", f"{text}: lower --num-envs or --kept-tasks")
+    reason = f"{num_envs} simulator(s): {chosen.name}"
     gpu_gib = num_envs * memory.gpu if on_gpu else 0.0
-    left_gib = max(0.0, (free_gib - needed_gib) / ranks_here())
-    return SimulatorCount(num_envs, f"{num_envs} simulator(s): {chosen.name}", gpu_gib, left_gib)
+    return SimulatorCount(num_envs, reason, gpu_gib, left_gib=max(0.0, free_gib - needed_gib))
 
 
-def machine_limits(
-    memory: SimulatorMemory, device: torch.device, free_gib: float, free_gpu_gib: float
+def limits_of_rank(
+    memory: SimulatorMemory, device: torch.device, cores: int, free_gib: float, free_gpu_gib: float
 ) -> list[Limit]:
-    """What the cores and the memory of this machine allow each of its ranks.
+    """What a rank's share of cores and memory allows; free_gpu_gib is infinite if simulators need no GPU memory.
 
     A policy on the CPU shares the cores: one more simulator than cores keeps them busy while it decides (measured in
     docs/RESULTS.md).
     """
-    cores = max(1, usable_cores() // ranks_here())
     if device.type == "cpu":
         limits = [Limit(cores + 1, f"{cores} core(s), and one more while the policy decides")]
     else:
         limits = [Limit(cores, f"{cores} core(s)")]
-    main_gib = SHARE_OF_FREE_MEMORY * free_gib / ranks_here()
+    main_gib = SHARE_OF_FREE_MEMORY * free_gib
     limits.append(Limit(int(main_gib / memory.main), f"half of the free main memory ({main_gib:.1f} GiB)"))
     if math.isfinite(free_gpu_gib):
         gpu_gib = SHARE_OF_FREE_MEMORY * free_gpu_gib
@@ -142,12 +141,7 @@ def machine_limits(
     return limits
 
 
-def ranks_here() -> int:
-    """The number of ranks on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _limit_of_cluster(ranks: Ranks) -> Limit:
+def limit_of_cluster(ranks: Ranks) -> Limit:
     """What the CPUs of the Ray cluster allow each rank."""
     from envs.ray_workers import connect  # it imports ray, which is optional
 
