@@ -70,8 +70,8 @@ def make_plan(config: EvalConfig, argv: Sequence[str]) -> Plan:
     tasks = {suite: task_info(env_spec(config, suite)) for suite in config.suites}
     keys = [
         key
-        for suite, of_suite in tasks.items()
-        for task in of_suite
+        for suite, suite_tasks in tasks.items()
+        for task in suite_tasks
         for key in task_keys(config, suite, task)
     ]
     return Plan(tasks, keys, {"protocol": config.protocol, **provenance(argv)})
@@ -134,12 +134,11 @@ def play(config: EvalConfig, plan: Plan, out: Path, before: Results | None = Non
     file.results.complete = False
     for suite in config.suites:
         missing = plan.missing(suite, rules, file.results)
+        if missing and suite != config.suites[0]:
+            # The action statistics differ between suites. The old policy's memory is freed first.
+            del policy
+            policy = load_policy(config.model, suite)
         if missing:
-            if suite != config.suites[0]:
-                del (
-                    policy
-                )  # free its memory before it is loaded anew: the action statistics differ between suites
-                policy = load_policy(config.model, suite)
             play_suite(config, policy, missing, file)
     file.results.complete = True
     file.save()
@@ -185,7 +184,7 @@ def play_suite(
     config: EvalConfig, policy: Policy, missing: Mapping[Rule, Sequence[EpisodeKey]], file: ResultsFile
 ) -> None:
     """Check the policy, and play the missing episodes of one suite."""
-    keys = [key for of_rule in missing.values() for key in of_rule]
+    keys = [key for rule_keys in missing.values() for key in rule_keys]
     spec = env_spec(config, keys[0].task_suite, policy.num_images)
     num_envs = choose_num_envs(config, spec, policy, max(map(len, missing.values())))
     prepare = policy.model_inputs.prepare_images

@@ -144,8 +144,8 @@ def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, flo
     for name, played in group_by_rule(episodes).items():
         task_ids = sorted({result.task_id for result in played})
         for task_id in task_ids if len(task_ids) > 1 else ():
-            of_task = count_successes(result.success for result in played if result.task_id == task_id)
-            metrics[f"eval/{METRIC_NAMES[name]}_success_task_{task_id}"] = of_task.rate
+            successes = count_successes(result.success for result in played if result.task_id == task_id)
+            metrics[f"eval/{METRIC_NAMES[name]}_success_task_{task_id}"] = successes.rate
     entropies = [result.entropy for result in episodes if result.entropy is not None]
     if entropies:
         metrics["eval/entropy"] = mean(entropies)

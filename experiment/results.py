@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -117,10 +117,10 @@ def read_results(path: Path) -> Results:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Write a results file. Raises OSError."""
-    results.episodes.sort(key=lambda result: (result.actor, result.mode, result.key))
+    """Write a results file, its episodes in order. Raises OSError."""
+    episodes = sorted(results.episodes, key=lambda result: (result.actor, result.mode, result.key))
     with replaced(path) as draft:
-        draft.write_bytes(FILE_TYPE.dump_json(results, indent=1))
+        draft.write_bytes(FILE_TYPE.dump_json(replace(results, episodes=episodes), indent=1))
 
 
 @dataclass

@@ -26,8 +26,11 @@ class Part:
         return {key: success for key, success in outcomes.items() if self.contains(key)}
 
     def contains(self, key: EpisodeKey) -> bool:
-        pairs = ((self.suite, key.task_suite), (self.task_id, key.task_id), (self.fresh, key.fresh))
-        return all(wanted is None or wanted == value for wanted, value in pairs)
+        return (
+            self.suite in (None, key.task_suite)
+            and self.task_id in (None, key.task_id)
+            and self.fresh in (None, key.fresh)
+        )
 
 
 def parts_of(tasks: Mapping[str, Sequence[TaskInfo]], keys: Sequence[EpisodeKey]) -> list[Part]:

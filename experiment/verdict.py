@@ -81,10 +81,10 @@ def changes(run: StoredRun, evaluations: Sequence[Evaluation], task_id: int | No
     """
     if len(evaluations) < 2:
         return []
-    given = "teacher" if run.config.phases.teacher_checkpoint is None else "greedy"
+    start = "teacher" if run.config.phases.teacher_checkpoint is None else "greedy"
     pairs = {
         after: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
-        for before, after in (("sampled", "sampled"), (given, "greedy"))
+        for before, after in (("sampled", "sampled"), (start, "greedy"))
     }
     return [Change(rule, paired) for rule, paired in pairs.items() if paired.n > 0]
 
