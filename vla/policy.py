@@ -272,12 +272,12 @@ class Policy:
         """
         adapter = read_adapter(Path(folder))
         layers = self.network.adapters
-        of_policy = (self.base_fingerprint, layers.rank, layers.alpha)
-        of_adapter = (adapter.base_fingerprint, adapter.rank, adapter.alpha)
+        students_kind = (self.base_fingerprint, layers.rank, layers.alpha)
+        adapters_kind = (adapter.base_fingerprint, adapter.rank, adapter.alpha)
         is_below_top = not adapter.tensors.keys() <= layers.named_matrices().keys()
         info = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder)
         statistics = info.statistics.get(self.unnorm_key)
-        if of_adapter != of_policy or is_below_top or statistics is None:
+        if adapters_kind != students_kind or is_below_top or statistics is None:
             return False
         if not same_statistics(self.statistics, statistics):
             return False
