@@ -72,6 +72,9 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object], knows_rank
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output has ended (`--help | head`)
+        # Python flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

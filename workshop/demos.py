@@ -59,22 +59,22 @@ class DemosArgs:
     Every episode starts from a placement of its own; the benchmark's initial states are all held out.
     """
 
+    # Folder to write, or to go on with.
     out: Path
-    """Folder to write, or to go on with."""
+    # Task ids within the suite.
     task_ids: tuple[NonNegativeInt, ...] = (0,)
-    """Task ids within the suite."""
+    # Episodes to play per task; most of them succeed.
     episodes: Annotated[int, POSITIVE] = 200
-    """Episodes to play per task; most of them succeed."""
+    # Simulators, each in a process of its own.
     num_envs: Annotated[int, POSITIVE] = 1
-    """Simulators, each in a process of its own."""
+    # Suite of the tasks. The expert knows all tasks of libero_spatial, and tasks 1, 4 and 8 of libero_goal.
     task_suite: str = "libero_spatial"
-    """Suite of the tasks. The expert knows all tasks of libero_spatial, and tasks 1, 4 and 8 of libero_goal."""
+    # Seed of everything random.
     seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Seed of everything random."""
+    # Distances in cm: every episode draws one of them, or none, and moves the objects so far before it starts.
     move_objects: tuple[PositiveFloat, ...] = ()
-    """Distances in cm: every episode draws one of them, or none, and moves the objects so far before it starts."""
+    # What objects look like: `lowpoly`, `official` or a folder.
     assets: str = "lowpoly"
-    """What objects look like: `lowpoly`, `official` or a folder."""
 
     def recipe(self) -> dict[str, object]:
         """All settings that decide an episode of a given task and index, as JSON stores them."""

@@ -18,24 +18,24 @@ FINAL_LR = 0.01  # share of the largest learning rate at which the cosine ends
 class TinySize:
     """Sizes of the network. With the default a decision on two images takes about 30 ms on one core."""
 
+    # Side of the model's images in pixels.
     image_size: int = 120
-    """Side of the model's images in pixels."""
+    # Side of a patch in pixels: (image_size / patch_size)^2 tokens per image.
     patch_size: int = 20
-    """Side of a patch in pixels: (image_size / patch_size)^2 tokens per image."""
+    # Width of both vision transformers in numbers per token; a multiple of vision_heads.
     vision_dim: int = 96
-    """Width of both vision transformers in numbers per token; a multiple of vision_heads."""
+    # Blocks of both vision transformers; the last one is never computed, as in the 7B model.
     vision_depth: int = 4
-    """Blocks of both vision transformers; the last one is never computed, as in the 7B model."""
+    # Attention heads of both vision transformers.
     vision_heads: int = 4
-    """Attention heads of both vision transformers."""
+    # Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width.
     llm_dim: int = 128
-    """Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width."""
+    # Blocks of the language model; with one, action positions could not be told apart.
     llm_depth: int = 4
-    """Blocks of the language model; with one, action positions could not be told apart."""
+    # Attention heads of the language model.
     llm_heads: int = 4
-    """Attention heads of the language model."""
+    # Width of the language model's MLPs in numbers per token.
     llm_mlp_dim: int = 344
-    """Width of the language model's MLPs in numbers per token."""
 
 
 SIZE_FLAGS = "--image-size ... --llm-mlp-dim"  # the flags of TinySize, for messages
@@ -45,47 +45,47 @@ SIZE_FLAGS = "--image-size ... --llm-mlp-dim"  # the flags of TinySize, for mess
 class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
 
+    # Folders of demonstrations (workshop.demos), LeRobot datasets or RLDS folders; of the two also hub ids.
     demos: tuple[str, ...]
-    """Folders of demonstrations (workshop.demos), LeRobot datasets or RLDS folders; of the two also hub ids."""
+    # Folder to write; must not exist, unless this same command was interrupted there: then it goes on.
     out: Path
-    """Folder to write; must not exist, unless this same command was interrupted there: then it goes on."""
+    # Checkpoint to start from, folder or hub id (None: random weights in the sizes below).
     init: str | None = None
-    """Checkpoint to start from, folder or hub id (None: random weights in the sizes below)."""
+    # Rank of adapters to train in place of all parameters: what a 7B needs. openvla-oft's is 32.
     lora_rank: Annotated[int | None, POSITIVE] = None
-    """Rank of adapters to train in place of all parameters: what a 7B needs. openvla-oft's is 32."""
+    # GiB of GPU memory that training may take (None: all that is free). A 7B was trained by adapters with 40. A budget
+    # up to 10 % above what the GPU reports means all of the GPU.
     memory_budget: Annotated[float | None, POSITIVE] = None
-    """GiB of GPU memory that training may take (None: all that is free). A 7B was trained by adapters with 40. A
-    budget up to 10 % above what the GPU reports means all of the GPU."""
     size: TinySize = field(default_factory=TinySize)
+    # Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2.
     num_images: Literal[1, 2] | None = None
-    """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2."""
+    # Whether random weights read the robot's state, too. The public checkpoints with a token head do not.
     proprio: bool = True
-    """Whether random weights read the robot's state, too. The public checkpoints with a token head do not."""
+    # Train an action head by L1 regression and leave the token head untrained, as in the public L1 checkpoints.
     l1: bool = False
-    """Train an action head by L1 regression and leave the token head untrained, as in the public L1 checkpoints."""
+    # How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own.
     flip: Flip = "none"
-    """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
+    # Suite that the statistics are named after (None: the one that workshop.demos has played, or the name of the
+    # LeRobot or RLDS dataset).
     task_suite: str | None = None
-    """Suite that the statistics are named after (None: the one that workshop.demos has played, or the name of the
-    LeRobot or RLDS dataset)."""
+    # Share of the episodes that is kept from training, to be measured on.
     holdout: Annotated[float, SHARE] = 0.05
-    """Share of the episodes that is kept from training, to be measured on."""
+    # Optimizer steps.
     steps: Annotated[int, POSITIVE] = 6000
-    """Optimizer steps."""
+    # Frames per optimizer step.
     batch_size: Annotated[int, POSITIVE] = 256
-    """Frames per optimizer step."""
+    # Largest learning rate, after the warm-up; from there on, a cosine (None: 1.5e-3, of adapters 5e-4).
     lr: Annotated[float | None, POSITIVE] = None
-    """Largest learning rate, after the warm-up; from there on, a cosine (None: 1.5e-3, of adapters 5e-4)."""
+    # Optimizer steps of the warm-up.
     warmup_steps: Annotated[int, NOT_NEGATIVE] = 200
-    """Optimizer steps of the warm-up."""
+    # Crop and colour training images at random, as OpenVLA-OFT does.
     augment: bool = True
-    """Crop and colour training images at random, as OpenVLA-OFT does."""
+    # Seed of the random weights, the held-out episodes, the batches and the augmentation.
     seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Seed of the random weights, the held-out episodes, the batches and the augmentation."""
+    # Optimizer steps per log line, with a measurement on the held-out episodes.
     log_every: Annotated[int, POSITIVE] = 100
-    """Optimizer steps per log line, with a measurement on the held-out episodes."""
+    # Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one).
     device: str = "auto"
-    """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

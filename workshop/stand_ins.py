@@ -128,20 +128,20 @@ class Job:
 class Args:
     """Make the policies that stand in for public checkpoints, and measure how they succeed by every rule."""
 
+    # Folder to write, or to go on with.
     out: tyro.conf.Positional[Path]
-    """Folder to write, or to go on with."""
+    # Names of the policies to make.
     only: tuple[str, ...] = tuple(STAND_INS)
-    """Names of the policies to make."""
+    # A checkpoint to measure as the policies of --only are, instead of making them.
     measure: str | None = None
-    """A checkpoint to measure as the policies of --only are, instead of making them."""
+    # Fresh initial states on which each policy is measured by each rule, in all tasks together.
     states: Annotated[int, POSITIVE] = 200
-    """Fresh initial states on which each policy is measured by each rule, in all tasks together."""
+    # Looks in which policies are measured: lowpoly, official.
     looks: tuple[str, ...] = ("lowpoly",)
-    """Looks in which policies are measured: lowpoly, official."""
+    # Simulators of one evaluation.
     num_envs: Annotated[int, POSITIVE] = 3
-    """Simulators of one evaluation."""
+    # Evaluations that are played at the same time.
     at_once: Annotated[int, POSITIVE] = max(1, usable_cores() // 4)
-    """Evaluations that are played at the same time."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
