@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from command_line import main_guard, parse_flags
 from contracts import Observation
@@ -23,7 +25,6 @@ from envs.libero import LiberoEnv
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import Successes
-from rl.sensitivity import kl_divergence, log_probabilities
 from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
@@ -113,11 +114,24 @@ def swapped_inputs(
         changed["robot state of another episode"] = [
             replace(a, proprio=b.proprio) for a, b in zip(seen, neighbours, strict=True)
         ]
-    before = log_probabilities(policy, seen, KL_BATCH)
+    before = log_probabilities(policy, seen)
     return {
-        name: kl_divergence(before, log_probabilities(policy, observations, KL_BATCH))
+        name: kl_divergence(before, log_probabilities(policy, observations))
         for name, observations in changed.items()
     }
+
+
+@torch.no_grad()
+def log_probabilities(policy: Policy, observations: Sequence[Observation]) -> Tensor:
+    """Log-probabilities of the action tokens at temperature 1, (N, A, 256) on the CPU."""
+    starts = range(0, len(observations), KL_BATCH)
+    batches = [observations[start : start + KL_BATCH] for start in starts]
+    return torch.cat([policy.chunk_logits(batch).log_softmax(-1).cpu() for batch in batches])
+
+
+def kl_divergence(before: Tensor, after: Tensor) -> float:
+    """Mean over decisions and tokens of KL(before || after) in nats, from log-probabilities (N, A, 256)."""
+    return (before.exp() * (before - after)).sum(-1).mean().item()
 
 
 def without_images(observation: Observation) -> Observation:

@@ -172,14 +172,6 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
         worker.end()
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a signal such as SIGSTOP has stopped a process."""
-    with suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]  # after the name of the program
-        return state.startswith("T")
-    return False
-
-
 def main(socket_fd: int) -> None:
     """What a worker process runs: it receives the recipe of its function, then answers requests one by one.
 

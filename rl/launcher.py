@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from command_line import handle_stop_signals
-from envs.worker import PR_SET_PDEATHSIG, is_stopped
+from envs.worker import PR_SET_PDEATHSIG
 
 log = logging.getLogger(__name__)
 
@@ -63,16 +63,9 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         processes.append(process)
 
     failures = _failures(processes)
-    named: set[int] = set()
     while not failures and any(process.returncode is None for process in processes):
         time.sleep(0.1)
         failures = _failures(processes)
-        for rank, process in enumerate(processes):
-            if rank not in named and is_stopped(process.pid):
-                named.add(rank)
-                log.warning(
-                    "rank %d is stopped, and the others wait for it: kill -CONT %d", rank, process.pid
-                )
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         _wait_for_all(processes)
         send_to_all(signal_number)

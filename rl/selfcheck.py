@@ -78,7 +78,7 @@ def image_probe(policy: Policy, observation: Observation) -> str:
     """Check that images reach the logits: black and white ones give different logits. Raises BadInput.
 
     With a broken library version the images once were not read at all. Whether decisions depend on them is another
-    question, which `rl.sensitivity` answers.
+    question.
     """
     black = replace(observation, images=np.zeros_like(observation.images))
     white = replace(observation, images=np.full_like(observation.images, 255))

@@ -3,14 +3,15 @@
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from rl.sensitivity import decision_changes
 from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
@@ -50,9 +51,12 @@ def test_its_decision_changes_with_what_it_sees(policy, env):
     """A policy that acted by its robot state and instruction alone was moved by 0.002 nats."""
     first = env.reset(Start(0)).observation
     moved = reset_with_moved_objects(env, Start(0), 0.08, np.random.default_rng(1)).observation
-    changes = decision_changes(policy, first, [moved], None)
-    assert changes["another image"] > 0.5
-    assert changes["a black image"] > 0.5
+    black = np.zeros_like(first.images)
+    views = [first, replace(first, images=moved.images), replace(first, images=black)]
+    with torch.no_grad():
+        before, *after = policy.chunk_logits(views).log_softmax(-1)
+    changes = [(before.exp() * (before - other)).sum(-1).mean().item() for other in after]
+    assert min(changes) > 0.5
 
 
 def test_it_solves_initial_states_that_no_demonstration_began_in(policy, env):

@@ -1,8 +1,6 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
-import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -183,20 +181,6 @@ def test_signals_reach_every_rank(tmp_path):
     meet = f"open({str(pipe)!r}, 'w' if rank == '0' else 'r').close()"  # each end waits for the other
     ask = "if rank == '1': os.kill(os.getppid(), signal.SIGINT)"
     assert run_as_ranks(python(f"{heed}\n{meet}\n{ask}\nsignal.pause()"), 2) == 130
-
-
-@pytest.mark.usefixtures("own_signals")
-def test_a_stopped_rank_is_named_with_what_lets_it_go_on():
-    class Obey(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            os.kill(int(record.getMessage().rpartition("kill -CONT ")[2]), signal.SIGCONT)
-
-    handler = Obey()
-    launcher.log.addHandler(handler)
-    try:
-        assert run_as_ranks(python("if rank == '1': os.kill(os.getpid(), signal.SIGSTOP)"), 2) == 0
-    finally:
-        launcher.log.removeHandler(handler)
 
 
 def test_ranks_do_not_outlive_a_killed_launcher():
