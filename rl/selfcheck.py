@@ -31,7 +31,7 @@ CHECKED_BATCH = 2
 LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
 # Limits of the mean |ratio - 1| before any optimizer step, of chunks and of tokens. In a chunk the errors of its
 # 56 tokens cancel; in bfloat16 those of chunks were at most 0.013.
-FIRST_RATIO_LIMITS = {"chunk": 0.05, "token": 0.2}
+FIRST_RATIO_LIMITS = {"chunk": 0.05, "token": 0.3}
 # The gain, in nats, that the gradient predicts for a trial step: small, but larger than bfloat16's noise.
 PROMISED_GAIN = 0.2
 ADAM_EPS = 1e-8  # torch's default

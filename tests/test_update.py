@@ -1,7 +1,6 @@
 """`update`: exact accumulation, gradient protection, decisions left out without a trace, and want of memory."""
 
 import copy
-import itertools
 import math
 from dataclasses import replace
 
@@ -62,23 +61,18 @@ class Scaled(FakePolicy):
 
 
 class ShortOfMemory(FakePolicy):
-    """Holds `room` decisions with their graphs; with 0.5 not even one fits before its activations are recomputed."""
+    """Holds `room` decisions with their graphs."""
 
-    def __init__(self, room: float, recomputes: bool = True):
+    def __init__(self, room: int):
         super().__init__(adapter_scale=0.2)
-        self.room, self.recomputes = room, recomputes
+        self.room = room
         self.sizes: list[int] = []
 
     def chunk_logits(self, observations, kept=None):
         self.sizes.append(len(observations))
         if len(observations) > self.room:
             raise torch.OutOfMemoryError(f"{REASON}\nmore lines")
-        return super().chunk_logits(observations)
-
-    def recompute_everything(self) -> bool:
-        before, self.recomputes = self.recomputes, True
-        self.room *= 1 if before else 2
-        return not before
+        return super().chunk_logits(observations, kept)
 
 
 class OneGraphAtATime(FakePolicy):
@@ -221,10 +215,14 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
 @pytest.mark.parametrize("distil", [True, False])
 @pytest.mark.parametrize(("failing_pass", "sizes"), [(None, [3, 2]), (2, [3, 1])])
 def test_a_micro_batchs_graph_is_gone_when_the_next_one_begins(batch, distil, failing_pass, sizes):
-    """Then a CUDA graph may be recorded for the next one's size."""
+    """Then a CUDA graph may be recorded for the next one's size. What a first try has added does not count twice."""
     policy = OneGraphAtATime(failing_pass)
+    small = FakePolicy(adapter_scale=0.2)
     learn(policy, batch, torch.ones(N), distil=distil, micro_batch_size=3)
+    learn(small, batch, torch.ones(N), distil=distil, micro_batch_size=1)
     assert list(dict.fromkeys(policy.sizes)) == sizes
+    for parameter, expected in zip(parameters_of(policy), parameters_of(small), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
@@ -314,7 +312,7 @@ def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_with_the_
 
 @pytest.mark.parametrize(
     ("norm", "stepped_norm", "spikes"),
-    [(0.5, 0.5, 0), (50.0, 1.0, 0), (99.0, 1.0, 0), (101.0, 1.0, 1), (999, 1.0, 1)],
+    [(0.5, 0.5, 0), (99.0, 1.0, 0), (101.0, 1.0, 1)],
 )
 def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
     policy, batch, norm, stepped_norm, spikes
@@ -351,8 +349,8 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
                 policy.adapter.shape, generator=torch.Generator().manual_seed(3)
             )
     if fault == "tokens":  # whose errors cancel within a chunk, but the loss clips tokens
-        batch.student_logprobs[:, 0::2] += 0.3
-        batch.student_logprobs[:, 1::2] -= 0.3
+        batch.student_logprobs[:, 0::2] += 0.5
+        batch.student_logprobs[:, 1::2] -= 0.5
     if fault == "nan":
         batch.student_logprobs[:] = math.nan
     before = parameters_of(policy)
@@ -394,49 +392,18 @@ def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
 # want of memory
 
 
-@pytest.mark.parametrize("room", [1, 2, 3])
-def test_an_update_that_runs_out_of_memory_equals_one_that_began_smaller(caplog, batch, room):
-    fits = 1 << (room.bit_length() - 1)  # halves of 4: 2 or 1
-    short, small = ShortOfMemory(room), FakePolicy(adapter_scale=0.2)
+def test_an_update_that_runs_out_of_memory_equals_one_that_began_smaller(caplog, batch):
+    short, small = ShortOfMemory(room=3), FakePolicy(adapter_scale=0.2)
     learn(short, batch, n_epochs=2, micro_batch_size=4)
-    learn(small, batch, n_epochs=2, micro_batch_size=fits)
+    learn(small, batch, n_epochs=2, micro_batch_size=2)
     assert equal(parameters_of(short), parameters_of(small))
-    assert max(short.sizes[short.sizes.index(fits) :]) == fits  # it does not try again within the update
-    assert f"{fits} decisions at once" in caplog.messages[-1]
+    assert max(short.sizes[short.sizes.index(2) :]) == 2  # it does not try again within the update
+    assert "2 decisions at once" in caplog.messages[-1]
 
 
 def test_where_nothing_fits_one_line_names_the_flags(batch):
     with pytest.raises(BadInput, match="--micro-batch-size"):
         learn(ShortOfMemory(0), batch, micro_batch_size=4)
-
-
-def test_what_a_minibatch_had_accumulated_before_does_not_count_twice(policy, batch):
-    """The second micro-batch's backward pass fails: the first one's gradient is there already."""
-    small, passes, logits_of = copy.deepcopy(policy), itertools.count(1), policy.chunk_logits
-
-    def passed(_) -> None:
-        if next(passes) == 2:
-            raise torch.OutOfMemoryError(REASON)
-
-    def chunk_logits(observations, kept=None):
-        logits = logits_of(observations)
-        if logits.requires_grad:
-            logits.register_hook(passed)
-        return logits
-
-    policy.chunk_logits = chunk_logits
-    learn(policy, batch, micro_batch_size=2)
-    learn(small, batch, micro_batch_size=1)
-    assert next(passes) == 2 + 5 + 1  # 2 with 2 at once, then the active rows one by one
-    assert equal(parameters_of(policy), parameters_of(small))
-
-
-def test_where_one_decision_does_not_fit_its_activations_are_recomputed(caplog, batch):
-    short, small = ShortOfMemory(0.5, recomputes=False), FakePolicy(adapter_scale=0.2)
-    learn(short, batch, micro_batch_size=2)
-    learn(small, batch, micro_batch_size=1)
-    assert equal(parameters_of(short), parameters_of(small))
-    assert caplog.messages[-1].endswith("the run goes on with all activations recomputed")
 
 
 # whole updates
@@ -491,19 +458,14 @@ def test_an_update_changes_the_learning_rate_by_a_factor_of_at_most_3(policy, kl
     assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(expected)
 
 
-def test_the_learning_rate_ends_at_100_times_the_first_one(policy):
+def test_the_learning_rate_ends_at_100_times_the_first_one_and_stays_without_a_kl(policy):
     optimizer = adamw(policy, lr=1e-4)
     for _ in range(8):
         follow_kl(optimizer, 1e-5, UpdateConfig(lr=1e-4))
         optimizer.param_groups[0]["lr"] = rl_learning_rate(optimizer, initial=1.0)
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2)
-
-
-@pytest.mark.parametrize(("kl", "desired_kl"), [(None, 0.01), (math.nan, 0.01), (0.3, None)])
-def test_without_a_kl_or_a_desired_kl_the_learning_rate_stays(policy, kl, desired_kl):
-    optimizer = adamw(policy, lr=1e-4)
-    follow_kl(optimizer, kl, UpdateConfig(desired_kl=desired_kl))
-    assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
+    for kl, desired_kl in ((None, 0.01), (math.nan, 0.01), (0.3, None)):
+        follow_kl(optimizer, kl, UpdateConfig(lr=1e-4, desired_kl=desired_kl))
+    assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(1e-2)
 
 
 def test_updates_of_the_transition_do_not_change_the_learning_rate(policy, batch):
