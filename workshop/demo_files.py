@@ -37,6 +37,10 @@ class DemoEpisode:
     looks: str = ""  # the asset pack of the images: "official", "lowpoly" or a digest; "": not recorded
     task_id: int | None = None  # None: not known
 
+    def chunks(self) -> np.ndarray:
+        """The actions of every frame's chunk, (F, 8, 7) float32: what a policy learns."""
+        return self.actions[self.frame_steps[:, None] + np.arange(CHUNK_LENGTH)]
+
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:
     return Path(folder) / f"episode_{task_id:02d}_{index:06d}.npz"

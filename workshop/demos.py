@@ -40,7 +40,7 @@ from envs.pool import task_info
 from envs.worker import NoAnswer, ProcessWorker
 from experiment.terminal import say, show_progress
 from workshop.demo_files import RECIPE_FILE, episode_path, write_episode
-from workshop.label_shares import describe, fullest_bins, labels_of
+from workshop.label_shares import describe_labels
 from workshop.noisy_episode import FRAME_EVERY, NOISE_SCALES, Attempt, record_episode
 
 EPISODE_S = 3600.0  # more than any episode takes
@@ -202,7 +202,7 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
     collect(args)
-    print(describe(fullest_bins(labels_of(args.out))))
+    say(describe_labels(args.out))
 
 
 if __name__ == "__main__":

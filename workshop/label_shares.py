@@ -4,25 +4,14 @@ A share far above the others is a spike. Where a policy is unsure, the spike bec
 the right one is (workshop/noisy_episode.py says what follows). Of 256 equal shares each would be 0.4 %.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from workshop.demo_files import CHUNK_LENGTH, list_episodes, read_episode
+from workshop.demo_files import list_episodes, read_episode
 
 NUM_BINS = 256  # as the action tokens have
 MOTIONS = ("x", "y", "z", "roll", "pitch", "yaw")
-
-
-def labels_of(folder: Path) -> np.ndarray:
-    """The labels (T, 7) that a policy learns from the episodes of a folder: the actions of every frame's chunk."""
-    labels = []
-    for path in list_episodes(folder):
-        episode = read_episode(path)
-        steps = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)
-        labels.append(episode.actions[steps].reshape(-1, episode.actions.shape[1]))
-    return np.concatenate(labels)
 
 
 def fullest_bins(labels: np.ndarray) -> np.ndarray:
@@ -33,14 +22,14 @@ def fullest_bins(labels: np.ndarray) -> np.ndarray:
     """
     motions = labels[:, : len(MOTIONS)].astype(np.float64)
     low, high = np.quantile(motions, [0.01, 0.99], axis=0)
-    shares = []
-    for values, lowest, highest in zip(motions.T, low, high, strict=True):
-        counts, _ = np.histogram(np.clip(values, lowest, highest), NUM_BINS, (lowest, highest))
-        shares.append(counts.max() / len(values))
-    return np.array(shares)
+    places = (motions.clip(low, high) - low) / (high - low)  # in [0, 1]
+    counts = [np.histogram(values, NUM_BINS, (0.0, 1.0))[0].max() for values in places.T]
+    return np.array(counts) / len(motions)
 
 
-def describe(shares: Sequence[float] | np.ndarray) -> str:
-    """One line about the shares of `fullest_bins`."""
+def describe_labels(folder: Path) -> str:
+    """One line about the labels that a policy learns from the episodes of a folder."""
+    labels = np.concatenate([read_episode(path).chunks() for path in list_episodes(folder)])
+    shares = fullest_bins(labels.reshape(-1, labels.shape[-1]))
     parts = [f"{name} {share:.1%}" for name, share in zip(MOTIONS, shares, strict=True)]
     return f"labels in the fullest of {NUM_BINS} bins: {', '.join(parts)}"

@@ -193,9 +193,7 @@ def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
 
 def chunk_actions(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
     """The normalised actions of every frame's chunk, (N, 8, 7) float64: what an L1 head learns to predict."""
-    chunks = [
-        episode.actions[episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for episode, _ in episodes
-    ]
+    chunks = [episode.chunks() for episode, _ in episodes]
     return torch.from_numpy(normalise(from_env(np.concatenate(chunks)), statistics.action))
 
 
