@@ -167,17 +167,12 @@ def with_two_proprio_projectors(folder: Path) -> None:
     shutil.copyfile(folder / PROPRIO, folder / "proprio_projector--1_checkpoint.pt")
 
 
-def with_film(folder: Path) -> None:
-    (folder / "vision_backbone--1_checkpoint.pt").touch()
-
-
 @pytest.mark.parametrize(
     ("break_folder", "named"),
     [
         (without_the_second_shard, ["model-00002-of-"]),
         (with_a_wrong_shape, ["model.safetensors", KEY, "(24, 16)", "(24, 17)"]),
         (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),
-        (with_film, ["FiLM"]),
     ],
 )
 def test_unusable_folder_is_explained(folder, break_folder, named):

@@ -95,11 +95,6 @@ def test_a_new_episode_begins_with_a_new_chunk(config):
     assert torch.equal(policy.select_action(second), policy.predict_action_chunk(second)[:, 0])
 
 
-def test_pictures_of_another_size_are_refused(config):
-    with pytest.raises(ValueError, match=r"--env\.observation_height=256"):
-        make_policy(config, env_cfg=LiberoEnv(task="libero_spatial"))
-
-
 @pytest.mark.parametrize(
     ("mode", "as_adapter", "problem"),
     [("sample", False, "greedy, median and l1"), ("l1", True, r"no L1 action head.*--policy\.mode=greedy")],

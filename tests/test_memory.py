@@ -3,22 +3,13 @@
 Measuring what a sample needs takes a GPU. Here it is given.
 """
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from configs.config import TrainConfig
-from configs.sections import SimulatorConfig, UpdateConfig
 from contracts import GIB, BadInput
-from envs.env import TaskInfo
-from experiment.setup import plan_memory
-from experiment.simulators import SimulatorCount, memory_of_simulator
-from rl.ranks import ALONE
 from vla import memory
-from vla.device import limit_memory
 from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update, shrink_batch
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
@@ -117,59 +108,27 @@ def test_kept_states_stay_on_the_gpu_unless_blocks_would_be_recomputed_for_them(
     assert (policy.kept_on and policy.kept_on.type) == kept_on
 
 
-WEIGHTS_GIB = 14.7  # of the 7B with its adapters
-TASK = TaskInfo(0, "task", "pick up the bowl", 220, 50)
-CONTEXT_GIB = 0.5  # of CUDA
-CACHED_GIB = 2.6  # what the allocator keeps after a sample was measured
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU on which the 7B has been loaded and measured, and what other programs have taken of it."""
-
-    total_gib: float
-    other_programs_gib: float = 0.0
-
-    def plan(self, monkeypatch, budget_gib, num_envs):
-        """(micro-batch size, number of recomputed blocks) of a run with official looks."""
-        unused_gib = self.total_gib - CONTEXT_GIB - WEIGHTS_GIB - CACHED_GIB - self.other_programs_gib
-        fractions = [1.0]
-        for name, value in {
-            "get_device_properties": SimpleNamespace(total_memory=int(self.total_gib * GIB)),
-            "memory_allocated": int(WEIGHTS_GIB * GIB),
-            "memory_reserved": int((WEIGHTS_GIB + CACHED_GIB) * GIB),
-            "mem_get_info": (int(unused_gib * GIB), int(self.total_gib * GIB)),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda x, _: fractions.append(x))
-        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fractions[-1])
-        policy = policy_on_gpu(monkeypatch)
-        limit_memory(budget_gib, policy.device)
-        gib_of_one = memory_of_simulator(SimulatorConfig(assets="official"), 1).gpu
-        simulators = SimulatorCount(num_envs, "", num_envs * gib_of_one, 0.0)
-        config = TrainConfig(update=UpdateConfig(batch_size=32))
-        plan = plan_memory(policy, config, simulators, ALONE, TASK)
-        return plan.micro_batch_size, policy.network.recomputed_blocks
-
-
-def most_gib(plan):
-    """What a plan takes of the GPU beside simulators, by the rules of vla/memory.py."""
-    size, recomputed_blocks = plan
-    sample_bytes = np.interp(recomputed_blocks, [0, 49, 81], [need.bytes for need in NEEDS])
-    activations_gib = memory.GAPS_FACTOR * size * sample_bytes / GIB
-    optimizer_gib = memory.COPIES_OF_TRAINABLE * ADAPTER_BYTES / GIB
-    return CONTEXT_GIB + WEIGHTS_GIB + optimizer_gib + memory.MARGIN_BYTES / GIB + activations_gib
-
-
-@pytest.mark.parametrize("num_envs", [1, 10])
-@pytest.mark.parametrize("other_programs_gib", [0.0, 0.4])
-@pytest.mark.parametrize("budget_gib", [None, 24])
-def test_on_a_4090_the_plan_leaves_the_simulators_their_share(
-    monkeypatch, budget_gib, other_programs_gib, num_envs
-):
-    plan = Card(23.6, other_programs_gib).plan(monkeypatch, budget_gib, num_envs)
-    assert most_gib(plan) + other_programs_gib + num_envs * 0.55 <= 23.6
-    assert plan == Card(23.6, other_programs_gib).plan(monkeypatch, None, num_envs)
+@pytest.mark.parametrize(
+    ("budget_share", "reserved_gib", "free_gib"),
+    [
+        (1.0, 0.0, 8.0),  # the GPU's free memory and what the allocator holds unused
+        (1.0, 3.0, 5.0),  # simulators come later
+        (0.75, 0.0, 4.0),  # 18 of 24 GiB, of which the weights have 14
+        (0.75, 3.0, 4.0),  # the smaller limit counts
+    ],
+)
+def test_budget_and_other_processes_limit_what_is_free(monkeypatch, budget_share, reserved_gib, free_gib):
+    for name, value in {
+        "get_device_properties": SimpleNamespace(total_memory=24 * GIB),
+        "get_per_process_memory_fraction": budget_share,
+        "memory_allocated": 14 * GIB,
+        "memory_reserved": 16 * GIB,
+        "mem_get_info": (6 * GIB, 24 * GIB),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    left = memory.free_for_activations(policy_on_gpu(monkeypatch), reserved_gib * GIB)
+    optimizer_and_margin = memory.COPIES_OF_TRAINABLE * ADAPTER_BYTES + memory.MARGIN_BYTES
+    assert left * memory.GAPS_FACTOR + optimizer_and_margin == pytest.approx(free_gib * GIB, rel=1e-6)
 
 
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():
