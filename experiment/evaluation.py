@@ -79,8 +79,9 @@ def evaluate_and_record(
         episodes = play_evaluation(config, learner, pool, state, videos)
     run.episode_s = (time.perf_counter() - started) / len(episodes)
     rates = count_by_rule(episodes, state)
-    run.log_metrics(state.global_step, state.update, metrics_of(rates, episodes))
-    log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", describe(rates, episodes))
+    metrics = metrics_of(rates, episodes)
+    run.log_metrics(state.global_step, state.update, metrics)
+    log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", describe(rates, metrics))
     if run.ranks.is_main:
         write_evaluation(config, run, learner, state.global_step, episodes)
         update_report(run.folder)
@@ -152,11 +153,12 @@ def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, flo
     return metrics
 
 
-def describe(rates: Rates, episodes: Sequence[EpisodeResult]) -> str:
+def describe(rates: Rates, metrics: Mapping[str, float]) -> str:
     """The result of an evaluation in one line."""
-    line = ", ".join(f"{name} {successes}" for name, successes in rates.items())
-    entropy = metrics_of(rates, episodes).get("eval/entropy")
-    return line if entropy is None else f"{line}, entropy {entropy:.2f} nats a token"
+    parts = [f"{name} {successes}" for name, successes in rates.items()]
+    if "eval/entropy" in metrics:
+        parts.append(f"entropy {metrics['eval/entropy']:.2f} nats a token")
+    return ", ".join(parts)
 
 
 def check_rates(config: TrainConfig, state: TrainerState, rates: Rates) -> None:
