@@ -122,10 +122,13 @@ def test_the_same_command_plays_what_is_not_there_again(played_ids, tmp_path, ca
     assert played_ids == [(task_id, index) for task_id in (0, 1) for index in (1, 2, 4)]
 
 
-def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
+def test_a_folder_takes_one_recipe_and_one_simulator_only(played_ids, tmp_path, monkeypatch):
     collect(DemosArgs(tmp_path, episodes=1))
-    with pytest.raises(BadInput, match=str(tmp_path)):
+    with pytest.raises(BadInput, match="another seed"):
         collect(DemosArgs(tmp_path, episodes=1, seed=1))
+    monkeypatch.setattr(workshop.demos, "simulator_versions", lambda: {"mujoco": "3.9"})
+    with pytest.raises(BadInput, match="another simulator"):
+        collect(DemosArgs(tmp_path, episodes=2))
     assert len(played_ids) == 1
 
 

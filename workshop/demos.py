@@ -36,6 +36,7 @@ from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
+from envs.libero_imports import simulator_versions
 from envs.pool import task_info
 from envs.worker import NoAnswer, ProcessWorker
 from experiment.terminal import say, show_progress
@@ -77,10 +78,10 @@ class DemosArgs:
     assets: str = "lowpoly"
 
     def recipe(self) -> dict[str, object]:
-        """All settings that decide an episode of a given task and index, as JSON stores them."""
+        """All that decides an episode of a given task and index, as JSON stores it."""
         left_out = {"out", "task_ids", "episodes", "num_envs"}
         recipe = {name: value for name, value in vars(self).items() if name not in left_out}
-        return json.loads(json.dumps(recipe))
+        return json.loads(json.dumps(recipe | {"simulator": simulator_versions()}))
 
 
 def collect(args: DemosArgs) -> Counter[str]:
@@ -111,15 +112,16 @@ def collect(args: DemosArgs) -> Counter[str]:
 
 
 def check_recipe(args: DemosArgs) -> None:
-    """Write the settings into a new folder. Raises BadInput if it was begun with others."""
+    """Write the settings into a new folder. Raises BadInput if it was begun with others, or in another simulator."""
     path = args.out / RECIPE_FILE
     recipe = args.recipe()
     if not path.exists():
         write_json(path, recipe)
     stored = read_json(path)
-    if stored | recipe != stored:
+    differing = [name for name, value in recipe.items() if stored.get(name, value) != value]
+    if differing:
         raise BadInput(
-            f"{args.out} holds demonstrations of other settings: {stored}; use them or another --out"
+            f"{args.out} holds demonstrations of another {', '.join(differing)}: {stored}; use these or another --out"
         )
 
 
