@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import TrainConfig, changed, differing_fields
+from configs.config import TrainConfig, changed
 from configs.eval_config import EvalConfig
-from configs.presets import PRESETS
 from contracts import BadInput
-from envs.tasks import MAX_ENV_STEPS
 
 DEFAULT = TrainConfig()
 SECTIONS = [type(section) for section in vars(DEFAULT).values()]
@@ -61,12 +59,6 @@ def test_no_initial_state_is_both_trained_on_and_evaluated(first, end, first_hel
 def test_flags_are_unique_across_sections():
     names = Counter(field.name for section in SECTIONS for field in fields(section))
     assert [name for name, uses in names.items() if uses > 1] == []
-
-
-@pytest.mark.parametrize("suite", MAX_ENV_STEPS)
-def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it_runs_on(suite):
-    assert set(differing_fields(DEFAULT, PRESETS[suite])) <= {"task_suite", "checkpoint", "name"}
-    assert PRESETS[suite].task.task_suite == suite
 
 
 # evaluation

@@ -3,7 +3,7 @@
 import pytest
 
 from configs.config import TrainConfig, changed
-from experiment.metrics import rollout_metrics, update_line, why_nothing_was_learned
+from experiment.metrics import rollout_metrics, update_line
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
@@ -47,11 +47,6 @@ def test_rollout_metrics(rollout):
     assert rollout_metrics(rollout, TRANSITION, {4: 0.75}) == pytest.approx(expected)
 
 
-def test_a_single_task_has_no_rate_of_its_own(rollout):
-    del rollout.trajectories[0]
-    assert not any("_task_" in name for name in rollout_metrics(rollout, TRANSITION))
-
-
 PPO = {
     "train/policy_loss": -0.5,
     "train/approx_kl": 0.01,
@@ -75,19 +70,3 @@ def test_the_line_of_an_update_fits_the_screen_and_says_success_learning_and_tim
     line = update_line(metrics, rollout, TRANSITION, 99_999, config, 30_000)
     assert line == f"99,999/100,000  success 2/3 = 67 %  transition  {learning}  8 h 20 min left"
     assert len(line) <= 80
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "keeps", "named"),
-    [
-        ([False, False], True, "--temperature"),
-        ([True, True], True, "--task-ids"),
-        ([True, False], False, "--group-success-bounds"),
-        ([True, False], True, "--advantage group"),
-    ],
-)
-def test_an_update_without_signal_says_why_and_what_to_do(rollout, outcomes, keeps, named):
-    rollout.trajectories = rollout.trajectories[:2]
-    rollout.trajectories[0].success, rollout.trajectories[1].success = outcomes
-    config = changed(TrainConfig(), advantage="group", group_size=2)
-    assert named in why_nothing_was_learned(rollout, rollout.trajectories if keeps else [], config)

@@ -63,23 +63,12 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
 
 
 @pytest.mark.parametrize(
-    ("error_number", "path", "is_disk_problem"),
-    [
-        (errno.ENOENT, "/elsewhere/asset.xml", False),
-        (errno.EACCES, "checkpoints/step_1", True),
-        (errno.ENOSPC, "/tmp/frames", True),
-        (errno.ECONNRESET, None, False),
-        (errno.EROFS, None, True),
-    ],
+    ("error_number", "is_disk_problem"),
+    [(errno.ENOENT, False), (errno.ENOSPC, True), (errno.ECONNRESET, False)],
 )
-def test_disks_are_blamed_for_what_disks_do(tmp_path, error_number, path, is_disk_problem):
-    filename = None if path is None else str(tmp_path / path)
-    problem = repairable_problem(OSError(error_number, "reason", filename), tmp_path)
-    if is_disk_problem:
-        assert (filename or str(tmp_path)) in problem
-        assert "--keep-checkpoints" in problem
-    else:
-        assert problem is None
+def test_disks_are_blamed_for_what_disks_do(tmp_path, error_number, is_disk_problem):
+    problem = repairable_problem(OSError(error_number, "reason", "file"), tmp_path)
+    assert (problem is not None and "--keep-checkpoints" in problem) is is_disk_problem
 
 
 def test_the_second_signal_kills():
