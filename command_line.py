@@ -95,7 +95,7 @@ def complete_environment() -> None:
 
 
 def _leave(program: str, signal_number: int, frame: object) -> None:
-    """End the program at once; `experiment.stopping.interruptible` takes over while a run must be closed."""
+    """End the program at once; `experiment.interrupts.interruptible` takes over while a run must be closed."""
     os.write(2, f"{program}: interrupted\n".encode())
     os._exit(130)
 

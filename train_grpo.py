@@ -63,6 +63,7 @@ from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import evaluate_and_record, evaluation_is_due
+from experiment.interrupts import interruptible, until_the_end
 from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,
@@ -73,7 +74,6 @@ from experiment.metrics import (
 from experiment.report import conclude
 from experiment.run_folder import Run
 from experiment.setup import Setup, open_run, save_first_files, set_up
-from experiment.stopping import interruptible, until_the_end
 from experiment.terminal import Activity, log_to_terminal, show_progress
 from experiment.time_left import time_left
 from preflight import check_machine, probe

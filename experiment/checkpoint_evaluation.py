@@ -16,6 +16,7 @@ from envs.tasks import split_suite, task_names
 from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, play_each
 from experiment.file_lock import locked
+from experiment.interrupts import interruptible
 from experiment.policies import choose_looks, find_commit, load_policy
 from experiment.provenance import provenance
 from experiment.results import (
@@ -28,7 +29,6 @@ from experiment.results import (
 )
 from experiment.setup import make_spec
 from experiment.simulators import Limit, count_simulators, find_renderer_apart
-from experiment.stopping import interruptible
 from experiment.stored_run import read_training
 from experiment.terminal import say
 from rl.selfcheck import attention_probe, image_probe, made_up_observation

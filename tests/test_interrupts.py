@@ -12,8 +12,8 @@ from command_line import STOP_SIGNALS
 from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
+from experiment.interrupts import interruptible, repairable_problem, until_the_end
 from experiment.run_folder import Run
-from experiment.stopping import interruptible, repairable_problem, until_the_end
 from experiment.stored_run import LOG_FILE
 
 

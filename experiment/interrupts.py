@@ -1,4 +1,4 @@
-"""Stop a run cleanly: on signals, on exceptions, and with one line for problems that the user can repair."""
+"""End a run cleanly: on Unix signals, on exceptions, and with one line for problems that the user can repair."""
 
 import contextlib
 import errno
