@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.rollout import StandInPolicy
 from contracts import BadInput
 from rl.behaviour import Behaviour, decide
 from rl.episode_queue import PlayAll, PlaySteps
@@ -56,11 +55,6 @@ def contents(collected) -> list:
         )
         for t in collected.trajectories
     ]
-
-
-def test_the_policy_that_benchmarks_use_in_place_of_one_on_a_gpu_plays():
-    collected = play(FakePool(lengths_script(12)), policy=StandInPolicy(0.0), source=episodes(2))
-    assert [t.env_steps for t in collected.trajectories] == [12, 12]
 
 
 # which episodes
