@@ -1,7 +1,7 @@
-"""Print the env steps per second of whole rollouts: of LIBERO's own loop, and of pools of simulators.
+"""Print the env steps per second of whole episodes: of LIBERO's own loop, and of pools of simulators.
 
     python -m benchmarks.rollout --workers 1 2 4                   # the simulation alone
-    python -m benchmarks.rollout --workers 1 2 4 --latency-ms 25   # with a policy that takes 25 ms for a batch
+    python -m benchmarks.rollout --workers 1 2 4 --latency-ms 25   # as if a policy took 25 ms for a batch
 
 All rows play episodes of random actions in task 0 of libero_spatial (low-poly looks, two cameras), resets included. The
 first row is what published evaluations do: one env, both cameras drawn at every env step. The others play chunks of
@@ -15,26 +15,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 
 from command_line import main_guard, parse_flags
-from contracts import Observation
 from envs.assets import find_pack
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.gl_backend import render_device
-from envs.libero import task_files
 from envs.libero_imports import prepare_imports
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.pool import make_pool
-from envs.tasks import load_init_states
-from rl.behaviour import Behaviour
-from rl.episode_queue import PlayAll
-from rl.randomness import Randomness
-from rl.ranks import ALONE
-from rl.rollout import EpisodePlayer, Rollout, play_rollout
-from rl.trajectory import Episode
-from vla.policy import Acted
-from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
+from envs.pool import Pool, make_pool
+from envs.tasks import load_init_states, suite_task
 
 TASK_ID = 0
 NUM_INIT_STATES = 50
@@ -48,37 +37,12 @@ class Args:
     workers: tuple[int, ...] = (1, 2, 4)
     # Where the workers run: on this machine, or on Ray's nodes.
     simulators: Literal["processes", "ray"] = "processes"
-    # Time that the stand-in policy takes for a batch.
+    # Time that a batch of decisions takes.
     latency_ms: float = 0.0
     # Length of an episode in env steps; random actions never succeed.
     max_env_steps: int = 80
     # Episodes per env.
     episodes: int = 3
-
-
-class StandInPolicy:
-    """A policy that sleeps `latency_s` in every call, as if it waited for a GPU, and returns random tokens."""
-
-    network = None  # there is none that could run out of memory
-    device = torch.device("cpu")
-
-    def __init__(self, latency_s: float) -> None:
-        self.latency_s = latency_s
-
-    def act(
-        self,
-        observations: Sequence[Observation],
-        mode: str = "sample",
-        temperature: float = 1.0,
-        generators: Sequence[torch.Generator] = (),
-    ) -> Acted:
-        time.sleep(self.latency_s)
-        num_tokens = CHUNK_LENGTH * ACTION_DIM
-        drawn = [torch.randint(NUM_BINS, (num_tokens,), generator=generator) for generator in generators]
-        bins = torch.stack(drawn)
-        logprobs = torch.full(bins.shape, -float(np.log(NUM_BINS)))
-        actions = bins.double().numpy().reshape(-1, CHUNK_LENGTH, ACTION_DIM) / (NUM_BINS / 2) - 1
-        return Acted(bins + FIRST_ACTION_TOKEN, logprobs, actions, [None] * len(bins))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -87,8 +51,7 @@ def main(argv: Sequence[str]) -> None:
     reference = libero_steps_per_s(spec, args)
     print(f"LIBERO's loop  {reference:8.1f} env steps/s", flush=True)
     for num_envs in args.workers:
-        played = play(spec, num_envs, args)
-        steps_per_s = played.env_steps / played.wall_s
+        steps_per_s = pool_steps_per_s(spec, num_envs, args)
         ratio = steps_per_s / reference
         print(f"{num_envs:2} simulators  {steps_per_s:8.1f} env steps/s, {ratio:5.1f} x", flush=True)
 
@@ -96,7 +59,8 @@ def main(argv: Sequence[str]) -> None:
 def libero_steps_per_s(spec: EnvSpec, args: Args) -> float:
     """Play one env as published evaluations do. The first env step is not timed, because it compiles functions."""
     prepare_imports()
-    files = task_files(spec, TASK_ID)
+    files = suite_task(spec.task_suite, TASK_ID)
+    assert files.init_states is not None
     init_states = load_init_states(files.init_states)
     with render_device():
         import libero.libero
@@ -124,16 +88,34 @@ def libero_steps_per_s(spec: EnvSpec, args: Args) -> float:
     return args.episodes * chunks * CHUNK_LENGTH / seconds
 
 
-def play(spec: EnvSpec, num_envs: int, args: Args) -> Rollout:
+def pool_steps_per_s(spec: EnvSpec, num_envs: int, args: Args) -> float:
     """Play the episodes in a pool, after one episode per env that builds the simulators."""
-    policy = StandInPolicy(args.latency_ms / 1000)
-    behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
     with make_pool(spec, num_envs, None, args.simulators) as pool:
-        for num_episodes in (num_envs, args.episodes * num_envs):
-            episodes = [Episode(i, TASK_ID, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
-            player = EpisodePlayer(policy, pool, behaviour, Randomness(0, "rollout"))
-            played = play_rollout(player, PlayAll(episodes, ALONE))
-    return played
+        play(pool, num_envs, args.latency_ms)
+        started = time.perf_counter()
+        env_steps = play(pool, args.episodes * num_envs, args.latency_ms)
+        return env_steps / (time.perf_counter() - started)
+
+
+def play(pool: Pool, num_episodes: int, latency_ms: float) -> int:
+    """Play episodes of random actions; returns how many env steps they took.
+
+    Each time that results arrive, this process sleeps `latency_ms`, as if it waited for a GPU to decide.
+    """
+    generator = np.random.default_rng(0)
+    init_states = iter(range(num_episodes))
+    for slot in range(pool.num_slots):
+        pool.reset(slot, TASK_ID, Start(next(init_states)))
+    env_steps = 0
+    while results := pool.ready():
+        time.sleep(latency_ms / 1000)
+        for slot, result in results:
+            env_steps += result.executed
+            if not result.done:
+                pool.step(slot, generator.uniform(-1, 1, (CHUNK_LENGTH, ACTION_DIM)))
+            elif (init_state := next(init_states, None)) is not None:
+                pool.reset(slot, TASK_ID, Start(init_state % NUM_INIT_STATES))
+    return env_steps
 
 
 if __name__ == "__main__":
