@@ -54,7 +54,7 @@ def before_imports(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    exit_code = main_guard("train_grpo.py", before_imports)
+    exit_code = main_guard("train_grpo.py", before_imports, knows_ranks=True)
     if exit_code != 0:
         sys.exit(exit_code)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TypeVar
 
+from scipy.stats import binomtest
+
 Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
 
 Key = TypeVar("Key", bound=Hashable)
@@ -26,8 +28,6 @@ class Successes:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % score interval of the rate (Wilson)."""
-        from scipy.stats import binomtest  # takes a second, and --help does not need it
-
         interval = binomtest(self.k, self.n).proportion_ci(method="wilson")
         return float(interval.low), float(interval.high)
 
@@ -81,8 +81,6 @@ class Paired:
     @property
     def p_value(self) -> float:
         """Exact McNemar test: by chance each policy solves half of the episodes that only one of them solves."""
-        from scipy.stats import binomtest
-
         decided = self.only_before + self.only_after
         return float(binomtest(self.only_after, decided).pvalue) if decided else 1.0
 
