@@ -166,8 +166,8 @@ def make(args: Args) -> None:
         run([Job(command, args.out / f"{folder}.log")])
     missing = [name for name in args.only if not (args.out / name / "config.json").exists()]
     independent = [name for name in missing if STAND_INS[name].needs is None]
-    others = [name for name in missing if name not in independent]
-    for names in (independent, others):
+    dependent = [name for name in missing if name not in independent]
+    for names in (independent, dependent):
         run_side_by_side([programs(args, name) for name in names], at_once=max(1, len(names)))
 
 
