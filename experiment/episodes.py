@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rl.behaviour import Behaviour
+from rl.teacher import TeacherMode
 from rl.trajectory import Episode
-
-if TYPE_CHECKING:
-    from rl.teacher import TeacherMode
-    from vla.policy import Mode
+from vla.policy import Mode
 
 Actor = Literal["student", "teacher"]
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from configs.config import TrainConfig
 from configs.sections import PhaseConfig
 from contracts import BadInput, first_line
+from envs.pool import Pool
 from experiment.checkpoints import TrainerState, mark_best, save_state
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.evaluator import Conditions, evaluate
@@ -25,9 +25,6 @@ from experiment.verdict import NEARLY_ALL
 from experiment.videos import video_folder
 from rl.phases import end_of_warmup, phase_at
 from rl.update import Learner
-
-if TYPE_CHECKING:
-    from envs.pool import Pool
 
 log = logging.getLogger(__name__)
 

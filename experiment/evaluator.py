@@ -6,9 +6,10 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from contracts import first_line
+from envs.pool import Pool
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.terminal import show_progress
 from experiment.videos import write_video
@@ -17,10 +18,7 @@ from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.rollout import EpisodePlayer
 from rl.trajectory import Episode, Trajectory
-
-if TYPE_CHECKING:
-    from envs.pool import Pool
-    from vla.policy import Policy
+from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 

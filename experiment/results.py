@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -20,9 +20,7 @@ from envs.assets import find_pack
 from envs.tasks import bddl_task
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.policies import weights_fingerprint
-
-if TYPE_CHECKING:
-    from vla.policy import Policy
+from vla.policy import Policy
 
 SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
 # What two evaluations that are compared may differ in.
