@@ -8,8 +8,8 @@ precision, and whether its optimizer learns. Both lack the outlier activations o
 about formats of 8 bits.
 
 SMALL is a checkpoint folder of the true geometry, which `workshop.sft` trains in the sizes of SIZES_NEEDED: one or two
-images, with or without robot state, with or without an L1 head. What it reads, the data set's statistics, tokenizer and
-looks go over to OUT (benchmarks/growing.py says how the weights do).
+images, with or without robot state, without an L1 head. What it reads, the data set's statistics, tokenizer and looks
+go over to OUT (benchmarks/growing.py says how the weights do).
 
 The weights are made on a GPU. The same seed gives the same weights on the same kind of GPU.
 """
@@ -23,15 +23,14 @@ from pathlib import Path
 import torch
 import tyro
 
-from benchmarks.growing import add_noise, check_sizes, grow, grow_action_head
+from benchmarks.growing import add_noise, grow, sizes_fit
 from command_line import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
 from vla.adapter_folder import copy_small_files
 from vla.checkpoint import inspect_checkpoint
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.model import OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
-from vla.network_io import load_action_head, load_network, save_network
-from vla.weights import fingerprint
+from vla.network_io import load_network, save_network
 from workshop.tiny import make_tiny_checkpoint, preprocessor_config
 
 CONFIG: dict[str, object] = {
@@ -59,9 +58,9 @@ CONFIG: dict[str, object] = {
 COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
 NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
 SIZES_NEEDED = (
-    "full size grows from images of 224 pixels in patches of 14, vision width 32, 64 or 128, and language width 128, "
-    "256 or 512 in heads of 128; train such a policy by `python -m workshop.sft --demos FOLDER --out SMALL "
-    "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
+    "full size grows from a policy without an L1 head, of images of 224 pixels in patches of 14, vision width 32, 64 "
+    "or 128, and language width 128, 256 or 512 in heads of 128; train one by `python -m workshop.sft --demos FOLDER "
+    "--out SMALL --image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
 )
 
 
@@ -121,26 +120,14 @@ def write_grown(
     """
     info = inspect_checkpoint(small_folder)
     small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
-    small_head = load_action_head(info, device, torch.float32)
     large = build_on_meta(target)
-    try:
-        check_sizes(small, large)
-    except ValueError as error:
-        raise BadInput(f"{small_folder}: {error}: {SIZES_NEEDED}") from error
-
-    generator = torch.Generator(device).manual_seed(seed)
-    fill_grown(small, large.to_empty(device=device), noise, generator)
-    large_head = None
-    if small_head is not None:
-        llm_repeats = large.language_model.config.hidden_size // small.language_model.config.hidden_size
-        large_head = grown_head(small_head, llm_repeats, noise, generator)
-
+    if info.action_head_file is not None or not sizes_fit(small, large):
+        raise BadInput(f"{small_folder} cannot be grown: {SIZES_NEEDED}")
+    fill_grown(small, large.to_empty(device=device), noise, torch.Generator(device).manual_seed(seed))
     small_config = read_json(small_folder / "config.json")
     config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
     config["num_images_in_input"] = info.num_images
-    small_fingerprint = fingerprint(info.weights.values())
-    config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
-    save_network(folder, large, config, action_head=large_head)
+    save_network(folder, large, config)
     copy_small_files(small_folder, folder)
 
 
@@ -175,18 +162,6 @@ def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: to
     initialise(large, generator)
     grow(small, large)
     add_noise(large, noise, generator)
-
-
-def grown_head(
-    small: L1RegressionHead, llm_repeats: int, noise: float, generator: torch.Generator
-) -> L1RegressionHead:
-    """The L1 head in bfloat16. Its inputs and its hidden layers are `llm_repeats` times as wide as the small one's."""
-    num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
-    with generator.device:
-        large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
-    grow_action_head(small, large)
-    add_noise(large, noise, generator)
-    return large.to(torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Print milliseconds and memory of the 7B network on one GPU: decisions and samples of updates.
 
-    python -m benchmarks.gpu --folder FULL [--memory-gib 24] [--frozen-weights bf16 int8] [--budgets-gib 16 24 48 80]
-        [--trained-blocks all 16 8 4]
+    python -m benchmarks.gpu --folder FULL [--memory-gib 24] [--frozen-weights bf16 int8] [--trained-blocks all 16 8 4]
 
 FULL: a 7B checkpoint, or random weights (`python -m benchmarks.full_size FULL`). The forward pass of an observation is
 8.6 TFLOP with two images, which are 599 tokens, and 4.8 with one, 343 tokens. A sample of an update is twice that,
@@ -29,13 +28,11 @@ from command_line import main_guard, parse_flags
 from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.loading import FrozenWeights, LoadOptions
-from vla.memory import RolloutSize, plan_update
 from vla.policy import Policy
 
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
 PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
-ROLLOUT = RolloutSize(512, main_memory_bytes=32 * GIB)  # 4,096 env steps
 INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
 
@@ -55,17 +52,6 @@ class Args:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     # Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2.
     micro_batches: tuple[int, ...] = (2, 4)
-    # Values of --memory-budget for which a run's plan, rate and peak memory are shown, too.
-    budgets_gib: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A policy that is measured."""
-
-    folder: Path
-    frozen_weights: FrozenWeights
-    trained_blocks: int | None  # None: all parts are trained
 
 
 @dataclass(frozen=True)
@@ -110,36 +96,33 @@ def main(argv: Sequence[str]) -> None:
     for weights in args.frozen_weights:
         for trained_blocks in args.trained_blocks:
             print(f"frozen weights: {weights}; trained blocks: {trained_blocks}", flush=True)
-            variant = Variant(args.folder, weights, None if trained_blocks == "all" else trained_blocks)
-            measure_deciding(variant, args, meter)
-            measure_updates(variant, args, meter)
-            for budget_gib in args.budgets_gib:
-                measure_budget(variant, budget_gib, meter)
+            options = LoadOptions(
+                task_suite="libero_spatial",
+                device="cuda",
+                memory_budget=args.memory_gib,
+                frozen_weights=weights,
+                trained_blocks=None if trained_blocks == "all" else trained_blocks,
+                compile="on",
+            )
+            measure_deciding(options, args, meter)
+            measure_updates(options, args, meter)
 
 
-def load(variant: Variant, memory_gib: float) -> Policy:
-    """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator."""
+def load(folder: Path, options: LoadOptions) -> Policy:
+    """Free the memory of earlier policies, then load the policy; `options` limit the allocator."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0)
-    options = LoadOptions(
-        task_suite="libero_spatial",
-        device="cuda",
-        memory_budget=memory_gib,
-        frozen_weights=variant.frozen_weights,
-        trained_blocks=variant.trained_blocks,
-        compile="on",
-    )
-    return Policy.load(str(variant.folder), options)
+    return Policy.load(str(folder), options)
 
 
-def measure_deciding(variant: Variant, args: Args, meter: Meter) -> None:
+def measure_deciding(options: LoadOptions, args: Args, meter: Meter) -> None:
     """Measure loading and decisions.
 
     Every batch size is called once before the first one is timed, because calls right after compiling are slower.
     """
     started = time.perf_counter()
-    policy = load(variant, args.memory_gib)
+    policy = load(args.folder, options)
     allocated_gib = torch.cuda.memory_allocated() / GIB
     print(f"load {time.perf_counter() - started:.1f} s, {allocated_gib:.2f} GiB", flush=True)
     observations = make_observations(policy, max(args.batches))
@@ -153,18 +136,18 @@ def measure_deciding(variant: Variant, args: Args, meter: Meter) -> None:
         meter.report("act, teacher", 1, partial(policy.act, observations[:1]), PASSES_TO_DECIDE)
 
 
-def measure_updates(variant: Variant, args: Args, meter: Meter) -> None:
+def measure_updates(options: LoadOptions, args: Args, meter: Meter) -> None:
     """Measure forward and backward passes of every size of micro-batch, without and with recomputed activations.
 
     With a frozen trunk also from states in main memory, and the ratios of what acting and learning compute.
     """
     for recomputed in ("nothing", "all blocks"):
         for micro_batch_size in args.micro_batches:
-            policy = load(variant, args.memory_gib)
+            policy = load(args.folder, options)
             if recomputed == "all blocks":
                 policy.network.recompute_everything()
             report_update(policy, f"update, recomputing {recomputed}", micro_batch_size, meter)
-            if variant.trained_blocks is not None and recomputed == "nothing":
+            if options.trained_blocks is not None and recomputed == "nothing":
                 policy.kept_on = torch.device("cpu")
                 report_update(policy, "update, states in main memory", micro_batch_size, meter)
             del policy  # the next one may need its memory
@@ -194,18 +177,6 @@ def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter
     if learned:
         error = ((learned[-1].cpu() - acted.logprobs).exp() - 1).abs().mean()
         print(f"mean |ratio - 1| of learning beside acting: {error:.4f}", flush=True)
-
-
-def measure_budget(variant: Variant, budget_gib: float, meter: Meter) -> None:
-    """Print the plan that a run with this --memory-budget would choose, and measure its update under that limit."""
-    policy = load(variant, budget_gib)
-    try:
-        plan = plan_update(policy, "auto", "auto", 32, rollout=ROLLOUT)
-    except BadInput as reason:
-        print(f"--memory-budget {budget_gib:g}: refused: {reason}", flush=True)
-        return
-    recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
-    report_update(policy, f"{budget_gib:g} GiB, {recomputed}", plan.micro_batch_size, meter)
 
 
 def make_observations(policy: Policy, count: int) -> list[Observation]:

@@ -30,7 +30,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vla.model import L1RegressionHead, OpenVLAOFT
+from vla.model import OpenVLAOFT
 
 # How a dimension of a weight is enlarged: the copies of a stream that is written or read, heads, query, key and value
 # heads in one matrix, or zeros behind what there is. None: it keeps its size.
@@ -68,8 +68,6 @@ PROJECTOR: Rules = {
     "fc3": ("written", "read"),
 }  # without fc1, which reads two streams
 PROPRIO_PROJECTOR: Rules = {"fc1": ("written", None), "fc2": ("written", "read")}
-L1_BLOCK: Rules = {"ffn.0": ("written", None), "ffn.1": ("written", "read")}
-L1_OUTPUT: Rules = {"layer_norm2": ("written", None), "fc2": (None, "read")}
 
 
 @dataclass(frozen=True)
@@ -185,46 +183,23 @@ def grow_language_model(small: OpenVLAOFT, large: OpenVLAOFT) -> None:
             silence(layer.self_attn.o_proj, layer.mlp.down_proj)
 
 
-@torch.no_grad()
-def grow_action_head(small: L1RegressionHead, large: L1RegressionHead) -> None:
-    """The L1 head reads `action_dim` hidden states side by side, and has a residual stream of its own."""
-    for part, weight in small.model.layer_norm1.named_parameters():
-        states = weight.unflatten(0, (small.action_dim, -1))
-        target = large.model.layer_norm1.get_parameter(part)
-        target.copy_(enlarge(states, 1, target.shape[0] // small.action_dim, "written").flatten())
-    fc1 = large.model.fc1
-    states = small.model.fc1.weight.unflatten(1, (small.action_dim, -1))
-    read = enlarge(states, 2, fc1.in_features // small.action_dim, "read").flatten(1)
-    fc1.weight.copy_(enlarge(read, 0, fc1.out_features, "written"))
-    fc1.bias.copy_(enlarge(small.model.fc1.bias, 0, fc1.out_features, "written"))
-    for block, large_block in zip(small.model.mlp_resnet_blocks, large.model.mlp_resnet_blocks, strict=True):
-        grow_modules(block, large_block, L1_BLOCK)
-    grow_modules(small.model, large.model, L1_OUTPUT)
-
-
-def check_sizes(small: OpenVLAOFT, large: OpenVLAOFT) -> None:
-    """Raises ValueError for the first size by which `small` cannot be grown into `large`, also on the meta device.
+def sizes_fit(small: OpenVLAOFT, large: OpenVLAOFT) -> bool:
+    """Whether `small` can be grown into `large`, also on the meta device.
 
     Numbers of blocks, heads and hidden units are not checked: no small network has more of them than a 7B.
     """
     config = small.language_model.config
     large_config = large.language_model.config
-    widths = zip(
-        [*vision_widths(small), config.hidden_size],
-        [*vision_widths(large), large_config.hidden_size],
-        strict=True,
-    )
-    for width, large_width in widths:
-        if large_width % width != 0:
-            raise ValueError(f"a width of {large_width} is no multiple of {width}")
+    widths = [*vision_widths(small), config.hidden_size]
+    large_widths = [*vision_widths(large), large_config.hidden_size]
     patches = small.vision_backbone.featurizer.patch_embed
     large_patches = large.vision_backbone.featurizer.patch_embed
-    if (patches.img_size, patches.patch_size) != (large_patches.img_size, large_patches.patch_size):
-        raise ValueError(f"images of {patches.img_size} in patches of {patches.patch_size}")
-    if config.head_dim != large_config.head_dim:
-        raise ValueError(
-            f"heads of {config.head_dim} in the language model, expected {large_config.head_dim}"
-        )
+    return (
+        all(large_width % width == 0 for width, large_width in zip(widths, large_widths, strict=True))
+        and patches.img_size == large_patches.img_size
+        and patches.patch_size == large_patches.patch_size
+        and config.head_dim == large_config.head_dim
+    )
 
 
 @torch.no_grad()
