@@ -1,4 +1,4 @@
-"""What is measured during an update: statistics become metrics, and say when to end the update or the run."""
+"""What is measured during an update: statistics become metrics, and say when to end the run."""
 
 from __future__ import annotations
 
