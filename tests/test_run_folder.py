@@ -173,12 +173,13 @@ def test_a_run_that_is_being_written_is_not_resumed(run):
     reopen_run(run.folder, run.config, RESUME, 0, None).close()
 
 
-def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tmp_path):
+def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(tmp_path):
+    first, second = (shutil.copytree(find_pack("lowpoly").folder, tmp_path / name) for name in ("1", "2"))
+    run = start_run(changed(config(tmp_path), assets=str(first)), ARGV)
     run.close()
-    copy = shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
-    moved = changed(run.config, assets=str(copy))
+    moved = changed(run.config, assets=str(second))
     reopen_run(run.folder, moved, RESUME, 0, None).close()
-    (copy / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
+    (second / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
     with pytest.raises(BadInput, match="--assets"):
         reopen_run(run.folder, moved, RESUME, 0, None)
 
