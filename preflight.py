@@ -64,9 +64,7 @@ def check_packages() -> None:
         **simulator_versions(),
     }
     log_row("versions", ", ".join(f"{package} {installed}" for package, installed in versions.items()))
-    caution = check_versions()
-    if caution is not None:
-        log_row("warning", caution)
+    check_versions()
 
 
 def check_device(model: ModelConfig) -> None:

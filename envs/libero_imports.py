@@ -45,11 +45,8 @@ def prepare_imports() -> None:
     _quiet_robosuite()
 
 
-def check_versions() -> str | None:
-    """Check the versions of the simulator's packages; returns a warning for the user, or None.
-
-    Raises BadInput for versions with which LIBERO's tasks would not work.
-    """
+def check_versions() -> None:
+    """Raises BadInput for versions of the simulator's packages with which LIBERO's tasks look or behave differently."""
     versions = simulator_versions()
     mujoco = versions["mujoco"]
     robosuite = versions["robosuite"]
@@ -58,14 +55,11 @@ def check_versions() -> str | None:
             f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}"
         )
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
-    repair = "run: pip install mujoco==3.3.0"
-    if release >= (3, 4):
+    if not (3, 2, 7) <= release <= (3, 3, 2):
         raise BadInput(
-            f"mujoco {mujoco} changes the contacts of LIBERO's tasks (98 % -> 12 % success); {repair}"
+            f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2 (from 3.4 on other contacts: "
+            "98 % -> 12 % success); run: pip install mujoco==3.3.0"
         )
-    if (3, 2, 7) <= release <= (3, 3, 2):
-        return None
-    return f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; {repair}"
 
 
 def simulator_versions() -> dict[str, str]:

@@ -54,9 +54,7 @@ def make_pool(
 
     Raises BadInput.
     """
-    caution = check_versions()
-    if caution is not None:
-        log.warning(caution)
+    check_versions()
     spec = _spec_for_workers(spec, simulators)
     return Pool(spec, num_envs, prepare=prepare, worker_class=_worker_class(simulators, num_envs))
 

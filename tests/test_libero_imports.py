@@ -10,7 +10,7 @@ import pytest
 
 from contracts import BadInput
 from envs.cache import cache_dir
-from envs.libero_imports import check_versions, write_libero_config
+from envs.libero_imports import check_versions
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -32,7 +32,8 @@ def install(monkeypatch):
     ("package", "version", "repair"),
     [
         ("mujoco", "3.4.0", "pip install mujoco==3.3.0"),
-        ("mujoco", "3.10.2", "pip install mujoco==3.3.0"),
+        ("mujoco", "3.3.3", "pip install mujoco==3.3.0"),
+        ("mujoco", "3.1.6", "pip install mujoco==3.3.0"),
         ("robosuite", "1.5.1", "requirements-simulator.txt"),
     ],
 )
@@ -40,12 +41,6 @@ def test_a_package_that_changes_libero_is_refused_with_the_command(install, pack
     install(package, version)
     with pytest.raises(BadInput, match=repair):
         check_versions()
-
-
-def test_mujoco_that_differs_a_little_is_warned_of(install):
-    for version, warns in (("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)):
-        install("mujoco", version)
-        assert (check_versions() is not None) == warns
 
 
 EPISODE = """
@@ -89,11 +84,3 @@ def test_nothing_is_asked_printed_or_written_outside_the_cache(tmp_path):
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "episodes ran\n", "")
     assert [list(folder.iterdir()) for folder in folders.values()] == [[], [], []]
-
-
-def test_liberos_configuration_is_written_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
-    path = write_libero_config() / "config.yaml"
-    written = path.stat()
-    assert write_libero_config() == path.parent
-    assert path.stat() == written

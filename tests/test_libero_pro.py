@@ -99,9 +99,3 @@ def test_files_without_a_table_of_states_are_refused(tmp_path, arrays):
     np.savez(path, **arrays)
     with pytest.raises(BadInput, match=r"odd\.pruned_init\.npz"):
         load_init_states(path)
-
-
-def test_unknown_suites_are_answered_with_the_names_of_all():
-    for suite in ("libero_90_swap", "libero_goal_env", "swap", "libero_spatial_"):
-        with pytest.raises(BadInput, match=r"libero_90.*_swap.*_camera"):
-            task_info(EnvSpec(suite, (0,)))

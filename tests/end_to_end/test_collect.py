@@ -72,8 +72,7 @@ def test_holms_correction():
     assert compare.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
-def test_the_plot_is_small(experiment, tmp_path, ending):
-    picture = tmp_path / f"name.{ending}"
+def test_the_plot_is_small(experiment, tmp_path):
+    picture = tmp_path / "name.svg"
     plot.main([str(experiment), str(picture)])
     assert 5_000 < picture.stat().st_size < 100_000
