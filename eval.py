@@ -17,13 +17,13 @@ from typing import cast
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from envs.cache import keep_compiled_code
+from envs.cache import choose_library_caches
 
 
 def before_imports(argv: Sequence[str]) -> None:
     """Answer --help and wrong flags before the imports below, which take seconds."""
     parse_eval(argv)
-    keep_compiled_code()
+    choose_library_caches()
 
 
 if __name__ == "__main__":

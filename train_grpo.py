@@ -44,13 +44,13 @@ from pathlib import Path
 
 from command_line import main_guard
 from configs.cli import parse_train
-from envs.cache import keep_compiled_code
+from envs.cache import choose_library_caches
 
 
 def before_imports(argv: Sequence[str]) -> None:
     """Answer --help and wrong flags before the imports below, which take seconds."""
     parse_train(argv)
-    keep_compiled_code()
+    choose_library_caches()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,15 @@ from pathlib import Path
 
 from contracts import BadInput
 
+# Environment variable -> subfolder of our cache for what a library would otherwise write elsewhere.
+LIBRARY_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "compiled",  # torch's compiler would choose a folder in /tmp
+    "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it, and it writes into the user's home
+    "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
+    "MESA_SHADER_CACHE_DIR": "mesa",  # drivers write into the user's home
+    "__GL_SHADER_DISK_CACHE_PATH": "nvidia",
+}
+
 
 def cache_dir() -> Path:
     """$VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp. Raises BadInput if none can be written."""
@@ -45,9 +54,10 @@ def reported_cache_errors(folder: Path) -> Iterator[None]:
         ) from fault
 
 
-def keep_compiled_code() -> None:
-    """Have torch keep what it compiles in our cache folder, for the next run, unless the user has chosen another.
+def choose_library_caches() -> None:
+    """Have libraries keep what they compile in our cache folder, unless the user has chosen another folder.
 
-    Call this before `vla` is imported. With it comes torch's compiler, which would choose a folder in /tmp.
+    Call this before `vla`, matplotlib or the simulator is imported.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    for variable, name in LIBRARY_CACHES.items():
+        os.environ.setdefault(variable, str(cache_dir() / name))

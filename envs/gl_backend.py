@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from contracts import BadInput
-from envs.cache import cache_dir
+from envs.cache import choose_library_caches
 
 BACKENDS = {  # render backend -> (shared libraries that it needs, Debian packages that contain them)
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
@@ -16,8 +16,6 @@ IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_C
 REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
 CUDA_DEVICE_NV = 0x323A  # EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda: asks for CUDA's index of an EGL device
-# Environment variable -> subfolder of our cache for the shaders that a driver would otherwise keep in the user's home.
-SHADER_CACHES = {"MESA_SHADER_CACHE_DIR": "mesa", "__GL_SHADER_DISK_CACHE_PATH": "nvidia"}
 SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
 
 
@@ -26,8 +24,7 @@ def prepare_gl() -> None:
     backend = choose_backend()
     os.environ["MUJOCO_GL"] = backend
     os.environ["PYOPENGL_PLATFORM"] = backend
-    for variable, name in SHADER_CACHES.items():
-        os.environ.setdefault(variable, str(cache_dir() / name))
+    choose_library_caches()
 
 
 def choose_backend() -> str:

@@ -23,11 +23,6 @@ from envs.gl_backend import prepare_gl
 from envs.tasks import libero_root
 
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
-# Environment variable -> subfolder of our cache for what a library would otherwise write elsewhere.
-LIBRARY_CACHES = {
-    "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it, and it writes into the user's home
-    "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
-}
 
 
 @cache
@@ -35,8 +30,6 @@ def prepare_imports() -> None:
     """Make this process ready to import the simulator. Raises BadInput for problems that the user can repair."""
     check_versions()
     prepare_gl()
-    for variable, name in LIBRARY_CACHES.items():
-        os.environ.setdefault(variable, str(cache_dir() / name))
     os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config())
     if "torch" in sys.modules:
         # Mesa's renderer brings its own LLVM. A process that loads Mesa first and triton afterwards dies of a
