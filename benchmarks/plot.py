@@ -96,11 +96,10 @@ def training_curve(updates: Mapping[str, list]) -> tuple[np.ndarray, np.ndarray]
     if not alone.any():
         return env_steps, successes
     width = max(1, round(WINDOW / episodes.mean()))
-    mean = [
-        successes[max(0, i + 1 - width) : i + 1].sum() / episodes[max(0, i + 1 - width) : i + 1].sum()
-        for i in range(len(episodes))
-    ]
-    return env_steps, 100 * np.array(mean)
+    window = np.ones(width)
+    successes_in_window = np.convolve(successes, window)[: len(episodes)]
+    episodes_in_window = np.convolve(episodes, window)[: len(episodes)]
+    return env_steps, 100 * successes_in_window / episodes_in_window
 
 
 if __name__ == "__main__":

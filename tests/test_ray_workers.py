@@ -31,23 +31,6 @@ def cluster():
         cluster.shutdown()
 
 
-def test_a_cluster_that_cannot_be_used_is_refused_at_once_with_the_whole_reason(cluster, monkeypatch):
-    connect()
-    monkeypatch.setattr(ray, "cluster_resources", dict)
-    with pytest.raises(BadInput, match="no CPU"):
-        connect()
-
-    def refuse(**_):
-        raise RuntimeError(
-            "Version mismatch: The cluster was started with:\n Ray: 2.59\nThis process:\n Ray: 2.60"
-        )
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(BadInput, match=r"2\.59 .*2\.60"):
-        connect()
-
-
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
     with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, worker_class=RayWorker, step_timeout_s=2.0) as pool:
         images = run_chunk(pool, WORK).observation.images
