@@ -16,7 +16,9 @@ class VlaGrpoConfig(PreTrainedConfig):
 
     # Folder or hub id in OpenVLA-OFT's format, or an adapter folder (RUN/checkpoints/best).
     checkpoint: str = ""
-    task_suite: str = "libero_spatial"  # the suite whose statistics scale actions and proprio
+    # The suite whose statistics scale actions and proprio. Needed if the checkpoint has those of several, because
+    # lerobot does not tell a policy which suite it plays.
+    task_suite: str | None = None
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
     mode: str = "greedy"  # or median; or l1: use the regression head of a checkpoint that has one
     frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8 or fp8: half the memory of bf16

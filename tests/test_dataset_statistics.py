@@ -98,7 +98,8 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
     ("keys", "suite", "unnorm_key", "expected"),
     [
         (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
-        (["bridge", "libero_goal"], "libero_goal", None, "libero_goal"),
+        (["libero_goal_no_noops", "libero_goal"], "libero_goal", None, "libero_goal"),
+        (["libero_goal_no_noops"], None, None, "libero_goal_no_noops"),
         (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
         (COMBINED, "libero_goal", "libero_10_no_noops", "libero_10_no_noops"),
     ],
@@ -111,6 +112,7 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
     ("keys", "suite", "unnorm_key"),
     [
         (COMBINED, "libero_90", None),
+        (COMBINED, None, None),
         (["libero_goal_no_noops"], "libero_spatial", None),
     ],
 )

@@ -25,7 +25,8 @@ INSTRUCTION = "pick up the black bowl next to the ramekin and place it on the pl
 def config(small):
     """Of a checkpoint that reads both images and the robot state."""
     register_third_party_plugins()
-    return PreTrainedConfig.get_choice_class("vla_grpo")(checkpoint=str(small), device="cpu")
+    kind = PreTrainedConfig.get_choice_class("vla_grpo")
+    return kind(checkpoint=str(small), task_suite="libero_spatial", device="cpu")
 
 
 def raw_observations(count: int) -> dict:

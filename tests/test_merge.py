@@ -17,6 +17,7 @@ from tests.small_checkpoint import BUNDLED, load_policy, make_small_checkpoint, 
 from vla import merge as merge_module
 from vla.adapter_folder import read_looks
 from vla.checkpoint import inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE
 from vla.merge import judge, merge, merged_weight
 from vla.model_card import licence_of, write_card
 from vla.policy import Policy
@@ -99,6 +100,16 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert names == copied | {"README.md"}
     # The L1 head is left out, because training has changed what it reads; the number of images is known without it.
     assert (after.num_images, after.uses_proprio, after.action_head_file) == (2, True, None)
+
+
+def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(adapter, tmp_path):
+    changed = shutil.copytree(adapter, tmp_path / "adapter")
+    statistics = json.loads((changed / STATISTICS_FILE).read_text())
+    statistics["libero_spatial_no_noops"]["action"]["q99"][0] *= 2
+    (changed / STATISTICS_FILE).write_text(json.dumps(statistics))
+    merge(changed, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / STATISTICS_FILE).read_text()) == statistics
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["norm_stats"] == statistics
 
 
 def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base, adapter, merged):

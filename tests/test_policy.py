@@ -1,5 +1,6 @@
 """The policy through its only door: what acting and learning see of it, what learns, and what is saved."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from contracts import BadInput, Observation
 from tests.llama_like import llama_like_tokenizer
 from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy, train_a_little
 from vla.preprocessing import synthetic_observations
-from vla.tokens import decode, to_env
+from vla.tokens import decode, encode, to_env
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -102,6 +103,29 @@ def test_other_tokens_are_all_but_the_action_tokens(policy, observations):
     whole_vocabulary = policy.network.language_model.lm_head(hidden).float()
     total = torch.logaddexp(logits.logsumexp(-1), other_logsumexp)
     torch.testing.assert_close(total, whole_vocabulary.logsumexp(-1))
+
+
+@pytest.mark.parametrize(
+    ("suite", "masked", "expected"),
+    [
+        ("libero_spatial", False, {-1, 1}),
+        (None, False, {-1, 1}),
+        ("own", True, {-1, 1}),
+        ("own", False, {0, 1}),
+    ],
+)
+def test_the_gripper_of_libero_is_binary_even_if_training_scaled_it(small, tmp_path, suite, masked, expected):
+    folder = shutil.copytree(small, tmp_path / "checkpoint")
+    path = folder / "dataset_statistics.json"
+    entry = json.loads(path.read_text())["libero_spatial_no_noops"]
+    entry["action"]["mask"][-1] = not masked
+    path.write_text(json.dumps({"key": entry}))
+    normalised = np.full((2, 8, 7), -1.0)  # closed
+    normalised[1] = 1.0  # open
+    closed, opened = load_policy(folder, task_suite=suite).actions(encode(normalised).reshape(2, -1))[..., -1]
+    assert {round(value) for value in (*closed, *opened)} == expected
+    if expected == {-1, 1}:
+        assert (opened == -1).all()
 
 
 # Learning

@@ -123,22 +123,41 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     return statistics
 
 
-def select_key(folder: Path, keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
+def select_key(
+    folder: Path, keys: Collection[str], task_suite: str | None, unnorm_key: str | None = None
+) -> str:
     """Choose one of the keys of the statistics in `folder` for a task suite. Raises BadInput when none fits.
 
-    It is `unnorm_key` if given; else `<suite>_no_noops` or `<suite>`; else the only key, unless this one names another
-    suite.
+    It is `unnorm_key` if given; else `<suite>` or `<suite>_no_noops`, in openvla-oft's order; else the only key, unless
+    this one names another suite. With several keys and no suite none is chosen, because their scales differ.
     """
-    candidates = [f"{task_suite}_no_noops", task_suite] if unnorm_key is None else [unnorm_key]
+    if unnorm_key is not None:
+        candidates = [unnorm_key]
+    else:
+        candidates = [] if task_suite is None else [task_suite, f"{task_suite}_no_noops"]
     for key in candidates:
         if key in keys:
             return key
     if unnorm_key is None and len(keys) == 1:
         only_key = next(iter(keys))
         suites = SUITE_NAME.findall(only_key)
-        if not suites or task_suite in suites:
+        if not suites or task_suite is None or task_suite in suites:
             return only_key
+    if not candidates:
+        raise BadInput(
+            f"{folder}: statistics of several data sets ({', '.join(sorted(keys))}): name the suite (task_suite) or "
+            "one of these (unnorm_key)"
+        )
     raise BadInput(
         f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {', '.join(sorted(keys))}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"
     )
+
+
+def has_libero_gripper(statistics: VectorStatistics, task_suite: str | None) -> bool:
+    """Whether the last number of an action is LIBERO's gripper, which openvla-oft makes binary even if it was scaled.
+
+    Another suite's is one if it was not scaled in training. Without a named suite the policy plays LIBERO.
+    """
+    is_libero = task_suite is None or SUITE_NAME.match(task_suite) is not None
+    return is_libero or not statistics.mask[-1]

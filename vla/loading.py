@@ -31,8 +31,9 @@ Compile = Literal["auto", "on", "off"]
 class LoadOptions:
     """How to load a policy: whose statistics scale its actions, which new adapters it gets, and how it runs."""
 
-    # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others
-    task_suite: str
+    # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others.
+    # None: a suite of LIBERO, that of the only statistics
+    task_suite: str | None
     unnorm_key: str | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
@@ -58,6 +59,7 @@ class PolicyParts:
     """What `load_parts` reads, and `Policy` is built from."""
 
     info: CheckpointInfo
+    task_suite: str | None  # that was asked for
     unnorm_key: str
     base_model: str  # the base checkpoint: an absolute folder, or a hub id
     tokenizer: Tokenizer
@@ -94,7 +96,16 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
         ) from None
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(
-        info, unnorm_key, base_model, tokenizer, processor, frozen_weights, network, head, adapter_folder
+        info,
+        options.task_suite,
+        unnorm_key,
+        base_model,
+        tokenizer,
+        processor,
+        frozen_weights,
+        network,
+        head,
+        adapter_folder,
     )
 
 

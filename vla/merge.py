@@ -121,7 +121,9 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
     if (out / INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
-    config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}
+    config_changes: dict[str, object] = {"num_images_in_input": info.num_images, "looks": info.looks}
+    if (out / STATISTICS_FILE).exists():  # programs that read only config.json must find the same scales
+        config_changes["norm_stats"] = read_json(out / STATISTICS_FILE)
     write_json(out / "config.json", read_json(out / "config.json") | config_changes)
     trained = adapter.folder / ADAPTER_PROPRIO_FILE
     projector = read_tensors(trained) if trained.is_file() else read_proprio_state(info)

@@ -23,7 +23,7 @@ from contracts import BadInput, Observation
 from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork, Part
-from vla.dataset_statistics import STATISTICS_FILE, same_statistics, unnormalise
+from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, same_statistics, unnormalise
 from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
@@ -79,6 +79,7 @@ class Policy:
         self.base_fingerprint = fingerprint(info.weights.values())
         self.statistics = info.statistics[parts.unnorm_key]
         self.action_dim = self.statistics.action.dim
+        self._has_libero_gripper = has_libero_gripper(self.statistics.action, parts.task_suite)
         self.chunk_length = info.config.chunk_length
         self.num_images = info.num_images
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
@@ -221,8 +222,7 @@ class Policy:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
         normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
         actions = unnormalise(normalised, self.statistics.action)
-        # If the last dimension was not normalised in training, it is LIBERO's gripper, 0 or 1.
-        return actions if self.statistics.action.mask[-1] else to_env(actions)
+        return to_env(actions) if self._has_libero_gripper else actions
 
     # Teacher
 
