@@ -58,9 +58,10 @@ CONFIG: dict[str, object] = {
 COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
 NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
 SIZES_NEEDED = (
-    "full size grows from a policy without an L1 head, of images of 224 pixels in patches of 14, vision width 32, 64 "
-    "or 128, and language width 128, 256 or 512 in heads of 128; train one by `python -m workshop.sft --demos FOLDER "
-    "--out SMALL --image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
+    "full size grows from a policy without an L1 head, of images of 224 pixels in patches of 14, "
+    "vision width 32, 64 or 128, and language width 128, 256 or 512 in heads of 128; train one by "
+    "`python -m workshop.sft --demos FOLDER --out SMALL --image-size 224 --patch-size 14 --vision-dim 64 "
+    "--llm-dim 256 --llm-heads 2`"
 )
 
 
