@@ -9,6 +9,7 @@ from torch import Tensor
 from contracts import BadInput, Observation
 from lerobot_policy_vla_grpo.configuration_vla_grpo import IMAGES, VlaGrpoConfig
 from vla.adapter_folder import has_usable_l1_head
+from vla.images import to_levels
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
@@ -59,14 +60,15 @@ class VlaGrpoPolicy(PreTrainedPolicy):
 
         The gripper's action is -1 to open and 1 to close.
 
-        batch: images float32 (num_envs, 3, 256, 256) from 0 to 1 under the names IMAGES, "observation.state", "task".
+        batch: images (num_envs, 3, 256, 256) under the names IMAGES, float32 from 0 to 1 or uint8; "observation.state";
+        "task".
         """
         images = torch.stack([batch[name] for name in IMAGES[: self.policy.num_images]], dim=1)
-        images = (images * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2)  # lerobot divided them by 255
+        levels = to_levels(images.permute(0, 1, 3, 4, 2).numpy(force=True))
         states = batch["observation.state"].double()
         observations = [
-            Observation(frames.numpy(force=True), state.numpy(force=True), task)
-            for frames, state, task in zip(images, states, batch["task"], strict=True)
+            Observation(frames, state.numpy(force=True), task)
+            for frames, state, task in zip(levels, states, batch["task"], strict=True)
         ]
         return torch.from_numpy(self.policy.act(observations, self.config.mode).actions)
 

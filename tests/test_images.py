@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contracts import BadInput
 from vla import images
-from vla.images import centre_crop, jpeg_round_trip, lanczos_resize, lanczos_weights, model_input_images
+from vla.images import (
+    centre_crop,
+    jpeg_round_trip,
+    lanczos_resize,
+    lanczos_weights,
+    model_input_images,
+    to_levels,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "images"
 
@@ -71,3 +79,12 @@ def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls
     sinf.argtypes = [ctypes.c_float]
     monkeypatch.setattr(images, "_sine", np.vectorize(sinf, otypes=[np.float32]))
     np.testing.assert_array_equal(weights, lanczos_weights(num_in, num_out))
+
+
+def test_bytes_and_shares_of_one_mean_the_same_levels_and_other_ranges_are_refused():
+    levels = np.arange(256, dtype=np.uint8)
+    np.testing.assert_array_equal(to_levels(levels), levels)
+    np.testing.assert_array_equal(to_levels(levels.astype(np.float32) / 255), levels)
+    for wrong in (levels / 1.0, levels / 127.5 - 1, levels.astype(np.int64), np.array([0.5, np.nan])):
+        with pytest.raises(BadInput, match="floats from 0 to 1"):
+            to_levels(wrong)

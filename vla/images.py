@@ -16,6 +16,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from contracts import BadInput
+
 CROP_AREA = 0.9  # share of the image's area that the centre crop keeps
 # Coefficients of x^3, x^5, x^7 and of x^2, x^4, x^6, x^8 for `_sine`.
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)
@@ -23,13 +25,26 @@ COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4
 
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
-    """Process frames like the training data: uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3)."""
+    """Process frames like the training data: RGB (..., H, W, 3), see `to_levels` -> uint8 (..., S, S, 3)."""
+    frames = to_levels(frames)
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
         planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
         cropped = centre_crop(lanczos_resize(planes, image_size))
         np.stack(list(cropped), axis=-1, out=images[index])
     return images
+
+
+def to_levels(images: np.ndarray) -> np.ndarray:
+    """Images as uint8 grey levels: uint8 as it is, floats from 0 to 1 times 255. Raises BadInput for all others."""
+    if images.dtype == np.uint8:
+        return images
+    is_share = np.issubdtype(images.dtype, np.floating) and images.min() >= 0 and images.max() <= 1
+    if not is_share:
+        raise BadInput(
+            f"images of {images.dtype} from {images.min():g} to {images.max():g}: give uint8, or floats from 0 to 1"
+        )
+    return np.rint(images * 255).astype(np.uint8)
 
 
 def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
