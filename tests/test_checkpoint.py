@@ -147,6 +147,13 @@ def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
         assert json.loads((tmp_path / name).read_text()) == json.loads((GOLDEN / name).read_text())
 
 
+def test_a_single_file_of_weights_comes_before_shards_as_in_transformers(folder):
+    weights = load_file(folder / "model.safetensors")
+    save_torch_state_dict({name: tensor + 1 for name, tensor in weights.items()}, folder, max_shard_size=3_000_000)
+    save_file(weights, folder / "model.safetensors")
+    assert {tensor.path.name for tensor in inspect_checkpoint(folder).weights.values()} == {"model.safetensors"}
+
+
 # Folders that cannot be used: one line names the file, and the tensor if there is one
 
 KEY = "language_model.model.layers.1.mlp.up_proj.weight"  # (24, 16)

@@ -31,10 +31,14 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that a checkpoint folder should have, by its index if there is one; some may be missing."""
+    """The safetensors files that a checkpoint folder should have; some may be missing.
+
+    As in transformers, a single file comes before an index with shards, which an earlier save may have left.
+    """
+    single = folder / "model.safetensors"
     index = folder / INDEX_FILE
-    if not index.is_file():
-        return [folder / "model.safetensors"]
+    if single.is_file() or not index.is_file():
+        return [single]
     weight_map = read_fields(index, dict[str, str], "download it again", part="weight_map")
     return [folder / name for name in sorted(set(weight_map.values()))]
 
