@@ -149,9 +149,13 @@ def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
 
 def test_a_single_file_of_weights_comes_before_shards_as_in_transformers(folder):
     weights = load_file(folder / "model.safetensors")
-    save_torch_state_dict({name: tensor + 1 for name, tensor in weights.items()}, folder, max_shard_size=3_000_000)
+    save_torch_state_dict(
+        {name: tensor + 1 for name, tensor in weights.items()}, folder, max_shard_size=3_000_000
+    )
     save_file(weights, folder / "model.safetensors")
-    assert {tensor.path.name for tensor in inspect_checkpoint(folder).weights.values()} == {"model.safetensors"}
+    assert {tensor.path.name for tensor in inspect_checkpoint(folder).weights.values()} == {
+        "model.safetensors"
+    }
 
 
 # Folders that cannot be used: one line names the file, and the tensor if there is one
@@ -170,6 +174,14 @@ def with_a_wrong_shape(folder: Path) -> None:
     edit_weights(folder, **{KEY: torch.zeros(24, 17)})
 
 
+def with_a_value_head(folder: Path) -> None:
+    edit_weights(folder, **{"value_head.weight": torch.zeros(1, 16)})
+
+
+def with_a_projector_in_two_forms(folder: Path) -> None:
+    edit_weights(folder, **{"proprio_projector.fc1.bias": torch.zeros(16)})
+
+
 def with_two_proprio_projectors(folder: Path) -> None:
     shutil.copyfile(folder / PROPRIO, folder / "proprio_projector--1_checkpoint.pt")
 
@@ -179,6 +191,8 @@ def with_two_proprio_projectors(folder: Path) -> None:
     [
         (without_the_second_shard, ["model-00002-of-"]),
         (with_a_wrong_shape, ["model.safetensors", KEY, "(24, 16)", "(24, 17)"]),
+        (with_a_value_head, ["value_head.weight"]),
+        (with_a_projector_in_two_forms, [PROPRIO]),
         (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),
     ],
 )

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from contracts import BadInput, Observation
 from tests.small_checkpoint import BUNDLED, load_policy, make_small_checkpoint, train_a_little
 from vla import merge as merge_module
-from vla.adapter_folder import read_looks
+from vla.adapter_folder import CONFIG_FILE, WEIGHTS_FILE, read_looks
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.merge import judge, merge, merged_weight
@@ -192,6 +192,24 @@ def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
         with pytest.raises(BadInput, match="trained on other weights"):
             merge(adapter, tmp_path / "out", base=str(other))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_that_cannot_identify_its_base_is_not_merged_into_where_it_already_is(
+    adapter, base, merged, tmp_path
+):
+    run = shutil.copytree(merged, tmp_path / "run")
+    peft_adapter = shutil.copytree(adapter, run / "lora_adapter")
+    write_tensors(peft_adapter / WEIGHTS_FILE, load_file(peft_adapter / WEIGHTS_FILE))  # without fingerprint
+    config = json.loads((peft_adapter / CONFIG_FILE).read_text())
+    with pytest.raises(BadInput, match="was trained on"):
+        merge(peft_adapter, tmp_path / "out", base=str(run))
+    (peft_adapter / CONFIG_FILE).write_text(json.dumps(config | {"base_model_name_or_path": str(run)}))
+    for load in (load_policy, lambda folder: merge(folder, tmp_path / "out")):
+        with pytest.raises(BadInput, match="lies inside its base"):
+            load(peft_adapter)
+    (peft_adapter / CONFIG_FILE).write_text(json.dumps(config))
+    moved_out = shutil.move(peft_adapter, tmp_path / "adapter")
+    assert "agree on 100.0%" in merge(moved_out, tmp_path / "out", base=str(base))
 
 
 def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(

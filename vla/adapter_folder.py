@@ -167,6 +167,11 @@ def read_adapter(folder: Path) -> StoredAdapter:
     )
 
 
+def read_base_fingerprint(folder: Path) -> str | None:
+    """See `StoredAdapter.base_fingerprint`."""
+    return read_header(folder / WEIGHTS_FILE)[1].get("base_fingerprint")
+
+
 def read_looks(folder: Path) -> list[str]:
     """The looks that an adapter and its base were trained on, as far as recorded: see `CheckpointInfo.looks`."""
     return read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split()

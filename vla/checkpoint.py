@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import BadInput
-from vla.adapter_folder import read_looks
+from vla.adapter_folder import read_base_fingerprint, read_looks
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
@@ -78,12 +78,18 @@ def inspect_checkpoint(
             f"{folder} was trained with FiLM or a diffusion head, which this program does not support"
         )
     proprio_file = _module_file(folder, "proprio_projector")
+    if proprio_file is not None and proprio_weights:
+        raise BadInput(
+            f"{folder} holds two proprio projectors, {proprio_file.name} and one among the weights: keep the one that "
+            "belongs to the policy"
+        )
     action_head_file = _module_file(folder, "action_head")
     has_proprio = proprio_file is not None or bool(proprio_weights)
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
     if adapter_folder is not None:
         _refuse_modules_of_adapter(Path(adapter_folder), folder)
+        _refuse_merged_base(Path(adapter_folder), folder)
     statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
     adapter_looks = read_looks(Path(adapter_folder)) if adapter_folder else []
     return CheckpointInfo(
@@ -106,8 +112,21 @@ def _refuse_modules_of_adapter(adapter: Path, base: Path) -> None:
         for path in folder.glob("*--*checkpoint.pt"):
             raise BadInput(
                 f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge with "
-                "openvla-oft's merge_lora_weights_and_save_config.py, and give the merged folder"
+                "openvla-oft's merge_lora_weights_and_save.py, and give the merged folder"
             )
+
+
+def _refuse_merged_base(adapter: Path, base: Path) -> None:
+    """Raise BadInput for an adapter that does not identify its base and lies inside it.
+
+    openvla-oft writes the merged weights around the adapter, so it would be added a second time.
+    """
+    is_inside = base.resolve() in adapter.resolve().parents
+    if is_inside and read_base_fingerprint(adapter) is None:
+        raise BadInput(
+            f"{adapter} lies inside its base {base}, as where its training has merged it into these weights already: "
+            f"use {base} itself, or move the adapter out and name the base that it was trained on"
+        )
 
 
 def _module_file(folder: Path, module: str) -> Path | None:

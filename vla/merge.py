@@ -64,8 +64,9 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     base = base or base_of_adapter(adapter)
     if base is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=str(adapter))
     stored = read_adapter(adapter)
+    check_named_base(stored, base)
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=str(adapter))
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
@@ -95,6 +96,16 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     if not any(matrix.any() for name, matrix in stored.tensors.items() if name.endswith("lora_B")):
         verdict += ". This adapter is untrained: merged, it is the base itself (a run's step_0 is its start)"
     return verdict
+
+
+def check_named_base(adapter: StoredAdapter, base: str) -> None:
+    """Raise BadInput for another base than the adapter names, if nothing else tells whether it was trained on it."""
+    named = str(adapter.base_model)
+    if adapter.base_fingerprint is None and Path(base).resolve() != Path(named).resolve():
+        raise BadInput(
+            f"--base {base}: {adapter.folder} was trained on {named}, and nothing tells whether these are the same "
+            "weights; if they are, write it as base_model_name_or_path in its adapter_config.json"
+        )
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:

@@ -67,10 +67,15 @@ def load_network(
 
 
 def _check_shapes(network: OpenVLAOFT, stored: dict[str, StoredTensor], folder: Path) -> None:
-    """Raise BadInput for the first tensor, by name, that is missing, unknown or of another shape."""
+    """Raise BadInput for tensors of no part of the network, and for the first that is missing or of another shape."""
     expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for key in sorted(expected.keys() | stored.keys()):
-        expected_shape = expected.get(key)
+    unknown = sorted(stored.keys() - expected.keys())
+    if unknown:
+        raise BadInput(
+            f"{folder}: {len(unknown)} tensors are of no part of an OpenVLA network, such as {unknown[0]}: if they are "
+            "a value head or another addition that does not decide actions, store the policy without them"
+        )
+    for key, expected_shape in sorted(expected.items()):
         stored_shape = stored[key].shape if key in stored else None
         if expected_shape != stored_shape:
             path = stored[key].path if key in stored else folder
