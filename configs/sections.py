@@ -70,6 +70,9 @@ class ModelConfig:
     checkpoint: str | None = None
     # Key of the dataset statistics that scale the actions (None: the key of the suite).
     unnorm_key: str | None = None
+    # Images per decision; 1: agentview, 2: the wrist camera, too (None: as the checkpoint says; public ones do not, and
+    # are assumed to read two if they have an L1 head and proprio, else one).
+    num_images: PositiveInt | None = None
     # Where the policy runs (auto: on a GPU if there is one).
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Precision of the frozen weights; adapters are float32. int8 and fp8 store the language model in half the memory of

@@ -128,7 +128,9 @@ def play(config: EvalConfig, plan: Plan, out: Path, before: Results | None = Non
     if before is not None:
         check_comparable(file.results.settings, before.settings, str(config.compare_with))
     rules = choose_rules(config, policy)
-    say(f"{config.model.checkpoint}: {policy.info.kind}; {', '.join(map(str, rules))}")
+    say(
+        f"{config.model.checkpoint}: {policy.info.kind}; reads {policy.info.reads}; {', '.join(map(str, rules))}"
+    )
     if file.results.episodes:
         say(f"{out}: {len(file.results.episodes)} episodes are there already")
     file.results.complete = False

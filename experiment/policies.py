@@ -73,6 +73,7 @@ def load_policy(
     options = LoadOptions(
         task_suite=base_suite,
         unnorm_key=model.unnorm_key,
+        num_images=model.num_images,
         lora_rank=lora_rank,
         trained_blocks=None if trained_blocks == "all" else trained_blocks,
         seed=seed,

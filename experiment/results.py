@@ -42,6 +42,7 @@ class Settings:
     max_env_steps: int | None  # of --max-env-steps; None: the suite's step limit
     unnorm_key: str | None  # of --unnorm-key, which chooses the scale of the actions
     prompt: Literal["clean", "leaked"] = "clean"
+    num_images: int | None = None  # of --num-images
 
 
 @dataclass
@@ -102,6 +103,7 @@ def settings_of(
         max_env_steps=simulator.max_env_steps,
         unnorm_key=model.unnorm_key,
         prompt=prompt,
+        num_images=model.num_images,
     )
 
 

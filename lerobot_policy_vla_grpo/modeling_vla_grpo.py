@@ -33,6 +33,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
         options = LoadOptions(
             task_suite=config.task_suite,
             unnorm_key=config.unnorm_key,
+            num_images=config.num_images,
             device=config.device,
             frozen_weights=config.frozen_weights,
         )

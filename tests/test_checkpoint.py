@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
+from tests.small_checkpoint import load_policy
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.network_config import read_network_config
@@ -80,6 +81,19 @@ def test_checkpoint_after_rl_has_its_proprio_projector_among_the_weights(tmp_pat
     assert kind_images_and_proprio(folder) == ("action tokens, after RL", 1, True)
     loaded = load(folder).proprio_projector.state_dict()
     assert all(torch.equal(loaded[name], projector[name].bfloat16().float()) for name in projector)
+
+
+def test_a_number_of_images_that_nothing_states_is_called_assumed_and_an_adapter_keeps_the_one_it_was_trained_with(
+    folder, tmp_path
+):
+    config = json.loads((folder / "config.json").read_text())
+    del config["num_images_in_input"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "assumed" in inspect_checkpoint(folder).reads
+    policy = load_policy(folder, num_images=3)
+    assert policy.info.reads == "3 image(s) and proprio"
+    policy.save_adapter(tmp_path / "adapter")
+    assert load_policy(tmp_path / "adapter").info.reads == "3 image(s) and proprio"
 
 
 def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):

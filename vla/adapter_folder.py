@@ -95,12 +95,13 @@ def write_adapter(
     base_fingerprint: str,
     frozen_weights: str = "float32",
     looks: Collection[str] = (),
+    num_images: int | None = None,
 ) -> None:
     """Write a trained adapter so that this program and peft's PeftModel.from_pretrained can read it.
 
     Writes the adapter, the proprio projector, and the small files that evaluation reads. base_folder: the checkpoint
     folder from which these are copied. base_model: its name, which the adapter's config stores. looks: see
-    `read_looks`.
+    `read_looks`. num_images: that the policy reads, which its base may not say.
     """
     matrices = network.adapters.named_matrices()
     # Written without peft's LoraConfig, which would add all fields of its version: peft 0.11.1, which openvla-oft uses,
@@ -122,6 +123,8 @@ def write_adapter(
         "frozen_weights": frozen_weights,
         "looks": " ".join(sorted(set(looks))),
     }
+    if num_images is not None:
+        metadata["num_images"] = str(num_images)
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / ADAPTER_PROPRIO_FILE, network.proprio_projector.state_dict())
@@ -170,6 +173,12 @@ def read_adapter(folder: Path) -> StoredAdapter:
 def read_base_fingerprint(folder: Path) -> str | None:
     """See `StoredAdapter.base_fingerprint`."""
     return read_header(folder / WEIGHTS_FILE)[1].get("base_fingerprint")
+
+
+def read_num_images(folder: Path) -> int | None:
+    """How many images the policy reads; None if another program wrote the adapter."""
+    num_images = read_header(folder / WEIGHTS_FILE)[1].get("num_images")
+    return None if num_images is None else int(num_images)
 
 
 def read_looks(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import BadInput
-from vla.adapter_folder import read_base_fingerprint, read_looks
+from vla.adapter_folder import read_base_fingerprint, read_looks, read_num_images
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
@@ -40,6 +40,7 @@ class CheckpointInfo:
     proprio_file: Path | None
     action_head_file: Path | None
     num_images: int
+    assumes_images: bool  # whether nothing says how many images it reads: `num_images` is that of its kind
     # What the simulator's objects looked like in training: "official", "lowpoly", or the digest of another asset pack.
     # Empty where that is not recorded, as in public checkpoints, which were trained on LIBERO's official assets.
     looks: tuple[str, ...]
@@ -47,6 +48,14 @@ class CheckpointInfo:
     @property
     def uses_proprio(self) -> bool:
         return self.proprio_file is not None or bool(self.proprio_weights)
+
+    @property
+    def reads(self) -> str:
+        """What the policy is shown, for tables and logs."""
+        assumed = (
+            " (assumed: the checkpoint does not say; --num-images sets it)" if self.assumes_images else ""
+        )
+        return f"{self.num_images} image(s){assumed}{' and proprio' if self.uses_proprio else ''}"
 
     @property
     def kind(self) -> str:
@@ -63,7 +72,7 @@ def inspect_checkpoint(
 ) -> CheckpointInfo:
     """Find out what a folder holds. Raises BadInput when it is not a checkpoint that this program can use.
 
-    num_images: overrides what the folder says. adapter_folder: of an adapter that was trained on this checkpoint.
+    num_images: overrides what the folders say. adapter_folder: of an adapter that was trained on this checkpoint.
     statistics: folder with the statistics of demonstrations that the policy will learn from.
     """
     config = read_network_config(folder)
@@ -92,6 +101,8 @@ def inspect_checkpoint(
         _refuse_merged_base(Path(adapter_folder), folder)
     statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
     adapter_looks = read_looks(Path(adapter_folder)) if adapter_folder else []
+    adapter_num_images = read_num_images(Path(adapter_folder)) if adapter_folder else None
+    stated_num_images = num_images or adapter_num_images or config.num_images
     return CheckpointInfo(
         weights_folder=folder,
         config=config,
@@ -101,7 +112,8 @@ def inspect_checkpoint(
         proprio_weights=proprio_weights,
         proprio_file=proprio_file,
         action_head_file=action_head_file,
-        num_images=num_images or config.num_images or default_num_images,
+        num_images=stated_num_images or default_num_images,
+        assumes_images=stated_num_images is None,
         looks=tuple(sorted({*config.looks, *adapter_looks})),
     )
 

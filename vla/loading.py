@@ -37,6 +37,8 @@ class LoadOptions:
     unnorm_key: str | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
+    # Images per decision; None: as the checkpoint says, or as is usual for its kind
+    num_images: int | None = None
     # Of new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
     lora_rank: int = 16
     lora_alpha: int | None = None
@@ -76,7 +78,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     device = choose_device(options.device, base)
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
-    info = inspect_checkpoint(folder, adapter_folder=adapter_folder, statistics=options.statistics)
+    info = inspect_checkpoint(folder, options.num_images, adapter_folder, options.statistics)
     unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
     num_blocks = info.config.llama.num_hidden_layers
     if options.trained_blocks is not None and options.trained_blocks > num_blocks:

@@ -73,6 +73,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     options = LoadOptions(
         task_suite=unnorm_key,
         unnorm_key=unnorm_key,
+        num_images=info.num_images,
         lora_rank=stored.rank,
         lora_alpha=stored.alpha,
         device=device,

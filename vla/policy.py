@@ -306,6 +306,7 @@ class Policy:
             self.base_fingerprint,
             self.frozen_weights,
             {*self.info.looks, *looks.split()},
+            self.num_images,
         )
         statistics_folder = self.info.statistics_folder
         if statistics_folder != self.info.weights_folder:  # it is an adapter's or that of demonstrations
@@ -340,7 +341,7 @@ class Policy:
         rows = [
             ("checkpoint", self.base_model),
             ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
-            ("reads", f"{self.num_images} image(s){' and proprio' if self.info.uses_proprio else ''}"),
+            ("reads", self.info.reads),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
             ("parameters", f"{self._num_frozen:,} frozen, {self.frozen_weights}"),

@@ -118,6 +118,7 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
         task_suite=demos.unnorm_key,
         unnorm_key=demos.unnorm_key,
         statistics=str(demos.init.statistics_folder),
+        num_images=demos.init.num_images,
         device=device,
         lora_rank=args.lora_rank,
         lora_alpha=min(args.lora_rank, LARGEST_ALPHA),
