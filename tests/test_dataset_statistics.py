@@ -9,6 +9,7 @@ import pytest
 
 from contracts import BadInput
 from vla.dataset_statistics import (
+    DatasetStatistics,
     VectorStatistics,
     load_statistics,
     normalise,
@@ -94,6 +95,13 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
 # Keys
 
 
+def with_scales(keys: list[str], step: float = 1.0) -> dict[str, DatasetStatistics]:
+    """Statistics of each key, whose largest actions differ by `step` from key to key."""
+    action = STATISTICS.action
+    scales = [dataclasses.replace(action, q99=action.q99 + i * step) for i in range(len(keys))]
+    return {key: DatasetStatistics(scale) for key, scale in zip(keys, scales, strict=True)}
+
+
 @pytest.mark.parametrize(
     ("keys", "suite", "unnorm_key", "expected"),
     [
@@ -105,7 +113,7 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
     ],
 )
 def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
-    assert select_key(Path("folder"), keys, suite, unnorm_key) == expected
+    assert select_key(Path("folder"), with_scales(keys), suite, unnorm_key) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,4 +126,8 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
 )
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
     with pytest.raises(BadInput, match="^folder: .*" + ", ".join(sorted(keys))):
-        select_key(Path("folder"), keys, suite, unnorm_key)
+        select_key(Path("folder"), with_scales(keys), suite, unnorm_key)
+
+
+def test_without_a_suite_keys_of_one_scale_need_no_choice():
+    assert select_key(Path("folder"), with_scales(COMBINED, step=0), None) == COMBINED[0]

@@ -101,7 +101,7 @@ def write_adapter(
 
     Writes the adapter, the proprio projector, and the small files that evaluation reads. base_folder: the checkpoint
     folder from which these are copied. base_model: its name, which the adapter's config stores. looks: see
-    `read_looks`. num_images: that the policy reads, which its base may not say.
+    `CheckpointInfo`. num_images: that the policy reads, which its base may not say.
     """
     matrices = network.adapters.named_matrices()
     # Written without peft's LoraConfig, which would add all fields of its version: peft 0.11.1, which openvla-oft uses,
@@ -168,22 +168,6 @@ def read_adapter(folder: Path) -> StoredAdapter:
         frozen_weights=metadata.get("frozen_weights"),
         tensors=tensors,
     )
-
-
-def read_base_fingerprint(folder: Path) -> str | None:
-    """See `StoredAdapter.base_fingerprint`."""
-    return read_header(folder / WEIGHTS_FILE)[1].get("base_fingerprint")
-
-
-def read_num_images(folder: Path) -> int | None:
-    """How many images the policy reads; None if another program wrote the adapter."""
-    num_images = read_header(folder / WEIGHTS_FILE)[1].get("num_images")
-    return None if num_images is None else int(num_images)
-
-
-def read_looks(folder: Path) -> list[str]:
-    """The looks that an adapter and its base were trained on, as far as recorded: see `CheckpointInfo.looks`."""
-    return read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split()
 
 
 def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import BadInput
-from vla.adapter_folder import read_base_fingerprint, read_looks, read_num_images
+from vla.adapter_folder import WEIGHTS_FILE
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
@@ -96,13 +96,13 @@ def inspect_checkpoint(
     has_proprio = proprio_file is not None or bool(proprio_weights)
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
+    metadata = {} if adapter_folder is None else read_header(Path(adapter_folder) / WEIGHTS_FILE)[1]
     if adapter_folder is not None:
         _refuse_modules_of_adapter(Path(adapter_folder), folder)
-        _refuse_merged_base(Path(adapter_folder), folder)
+        if "base_fingerprint" not in metadata:
+            _refuse_merged_base(Path(adapter_folder), folder)
     statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
-    adapter_looks = read_looks(Path(adapter_folder)) if adapter_folder else []
-    adapter_num_images = read_num_images(Path(adapter_folder)) if adapter_folder else None
-    stated_num_images = num_images or adapter_num_images or config.num_images
+    stated_num_images = num_images or int(metadata.get("num_images", 0)) or config.num_images
     return CheckpointInfo(
         weights_folder=folder,
         config=config,
@@ -114,7 +114,7 @@ def inspect_checkpoint(
         action_head_file=action_head_file,
         num_images=stated_num_images or default_num_images,
         assumes_images=stated_num_images is None,
-        looks=tuple(sorted({*config.looks, *adapter_looks})),
+        looks=tuple(sorted({*config.looks, *metadata.get("looks", "").split()})),
     )
 
 
@@ -133,8 +133,7 @@ def _refuse_merged_base(adapter: Path, base: Path) -> None:
 
     openvla-oft writes the merged weights around the adapter, so it would be added a second time.
     """
-    is_inside = base.resolve() in adapter.resolve().parents
-    if is_inside and read_base_fingerprint(adapter) is None:
+    if base.resolve() in adapter.resolve().parents:
         raise BadInput(
             f"{adapter} lies inside its base {base}, as where its training has merged it into these weights already: "
             f"use {base} itself, or move the adapter out and name the base that it was trained on"

@@ -5,7 +5,7 @@ openvla_utils.py in experiments/robot.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -124,32 +124,33 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
 
 
 def select_key(
-    folder: Path, keys: Collection[str], task_suite: str | None, unnorm_key: str | None = None
+    folder: Path,
+    statistics: Mapping[str, DatasetStatistics],
+    task_suite: str | None,
+    unnorm_key: str | None = None,
 ) -> str:
     """Choose one of the keys of the statistics in `folder` for a task suite. Raises BadInput when none fits.
 
     It is `unnorm_key` if given; else `<suite>` or `<suite>_no_noops`, in openvla-oft's order; else the only key, unless
-    this one names another suite. With several keys and no suite none is chosen, because their scales differ.
+    this one names another suite. Without a suite, statistics of several scales are refused.
     """
-    if unnorm_key is not None:
-        candidates = [unnorm_key]
-    else:
-        candidates = [] if task_suite is None else [task_suite, f"{task_suite}_no_noops"]
-    for key in candidates:
-        if key in keys:
-            return key
-    if unnorm_key is None and len(keys) == 1:
-        only_key = next(iter(keys))
-        suites = SUITE_NAME.findall(only_key)
-        if not suites or task_suite is None or task_suite in suites:
-            return only_key
-    if not candidates:
+    keys = ", ".join(sorted(statistics))
+    first_key, first = next(iter(statistics.items()))
+    if unnorm_key is None and task_suite is None:
+        if all(same_statistics(first, other) for other in statistics.values()):
+            return first_key
         raise BadInput(
-            f"{folder}: statistics of several data sets ({', '.join(sorted(keys))}): name the suite (task_suite) or "
-            "one of these (unnorm_key)"
+            f"{folder}: several statistics ({keys}): name the task_suite, or one of these as unnorm_key"
         )
+    candidates = [task_suite, f"{task_suite}_no_noops"] if unnorm_key is None else [unnorm_key]
+    for key in candidates:
+        if key in statistics:
+            return str(key)
+    suites = SUITE_NAME.findall(first_key)
+    if unnorm_key is None and len(statistics) == 1 and (not suites or task_suite in suites):
+        return first_key
     raise BadInput(
-        f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {', '.join(sorted(keys))}; "
+        f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {keys}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"
     )
 

@@ -8,7 +8,8 @@ import train_grpo
 from configs.cli import parse_train
 from contracts import TimeIsUp
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
-from vla.adapter_folder import read_looks
+from vla.adapter_folder import WEIGHTS_FILE
+from vla.weights import read_header
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_run_folder_is_complete(run):
     weights = ["adapter_model.safetensors", "proprio_projector.safetensors"]
     for name in (*weights, "adapter_config.json", "trainer.pt"):
         assert (latest / name).stat().st_size > 0
-    assert read_looks(latest) == ["lowpoly"]
+    assert read_header(latest / WEIGHTS_FILE)[1]["looks"] == "lowpoly"
     assert {path.name for path in (run / "videos").iterdir()} == {f"step_{n}" for n in (0, 32, 64, 96)}
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
     assert {path.name for path in (run / "evaluations").iterdir()} == {
