@@ -13,13 +13,11 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 }
 
 # 2 million parameters apart from its vocabulary. Like the public checkpoints it reads one image and no robot state, so
-# it has to look. It knows libero_spatial task 0 alone, in both looks, and is weak, so that reinforcement learning can
-# improve it. The README in its folder says how it was made.
+# it has to look. It knows libero_spatial task 0 alone, in both looks. The README in its folder says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
-# PPO alone, with the settings measured in docs/RESULTS.md, "Learning". --warmup adds warmup and transition. `lr` is
-# only the first learning rate: after each update it follows the default --desired-kl. Runs that began with a tenth of
-# this rate and followed the KL divergence came within 3 points of runs that kept this rate (docs/LOG.md).
+# PPO alone; --warmup adds warmup and transition. `lr` is only the first learning rate: after each update it follows the
+# default --desired-kl. These settings were chosen on policies that are withdrawn (docs/LOG.md), so they are guesses.
 _TINY = changed(
     TrainConfig(),
     name="tiny",

@@ -85,7 +85,7 @@ def resolve_names(config: TrainConfig) -> TrainConfig:
     """Replace `auto` where no policy is needed for it, and a pointer such as `best` by the checkpoint that it names."""
     advantage = config.loss.advantage
     if advantage == "auto":
-        advantage = "gae" if len(config.task.task_ids) > 1 else "batch"  # docs/LOG.md, "Fewer env steps"
+        advantage = "gae" if len(config.task.task_ids) > 1 else "batch"  # a guess (docs/LOG.md)
     return changed(
         config,
         advantage=advantage,

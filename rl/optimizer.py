@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
 RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
-# RL's learning rate never exceeds this times --lr. Small policies needed up to 46 times the default (docs/LOG.md, "The
-# learning rate follows KL").
+# RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times the default.
 MAX_LR_GROWTH = 100.0
 
 # Sums over the rows of a micro-batch (maxima where the name ends in _max), on the policy's device, detached.
@@ -111,7 +110,7 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
     (Schulman et al. 2017, section 4, let a penalty's weight follow KL.)
 
     Updates of the transition do not count. They learn from the teacher's greedy tokens, and the same learning rate then
-    moves the policy several times as far as in RL (docs/LOG.md, "The learning rate follows KL").
+    moves the policy several times as far as in RL.
     """
     desired_kl = settings.desired_kl
     if desired_kl is None or kl is None or math.isnan(kl):

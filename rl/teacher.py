@@ -12,13 +12,12 @@ TeacherMode = Literal["greedy", "median", "l1"]
 
 
 # What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
-# and where the student acts it also learns what to do after its own mistakes (docs/RESULTS.md, "An L1 checkpoint").
+# and where the student acts it also learns what to do after its own mistakes.
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
-# The tokens of a policy's own greedy decisions teach it little. Large steps on one rollout change its greedy decisions
-# in states that were not in it: at full size one pass at 3e-5 cost more than half of the success (docs/LOG.md, "Starts
-# at which the three phases matter").
+# The tokens of a policy's own greedy decisions teach it little, and large steps on one rollout change its greedy
+# decisions in states that were not in it.
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
 GREEDY_WARMUP_LR = 3e-6
