@@ -28,9 +28,8 @@ class Conditions:
     """How all episodes of an evaluation are played, and which of them are filmed."""
 
     seed: int
-    max_batch: int | None = (
-        None  # largest number of observations in one forward pass; None: one per simulator
-    )
+    # Largest number of observations in one forward pass; None: one per simulator.
+    max_batch: int | None = None
     film: Literal["none", "first", "failures", "all"] = "none"
     video_folder: Path = Path()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
 RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
-# RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times the default.
+# RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times 3e-5.
 MAX_LR_GROWTH = 100.0
 
 # Sums over the rows of a micro-batch (maxima where the name ends in _max), on the policy's device, detached.
