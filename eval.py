@@ -13,7 +13,7 @@ given. A command with --out continues an interrupted evaluation. The results fil
 import logging
 import sys
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
 
 from command_line import main_guard
 from configs.cli import parse_eval
@@ -38,7 +38,7 @@ from experiment.checkpoint_evaluation import Plan, make_plan, play_planned, sett
 from experiment.policies import find_checkpoint
 from experiment.results import Results
 from experiment.results_table import comparison_table, entropy_line, parts_of, results_table
-from experiment.stored_run import Training, was_trained_on
+from experiment.run_folder import read_trained_on
 from experiment.terminal import say
 from preflight import looks_warning
 
@@ -89,20 +89,20 @@ def print_results(config: EvalConfig, plan: Plan, results: Results, before: Resu
     entropy = entropy_line(results)
     if entropy is not None:
         say(entropy)
-    print_trained_states(config, plan, results)
+    print_trained_states(config, plan)
     if before is not None:
         print(f"\nbefore: {before.settings.checkpoint}")
         print(*comparison_table(before, results, rules, parts), sep="\n")
 
 
-def print_trained_states(config: EvalConfig, plan: Plan, results: Results) -> None:
+def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
-    training = cast("Training | None", results.provenance["training"])
-    if training is None:
+    trained_on = read_trained_on(Path(str(config.model.checkpoint)))
+    if trained_on is None:
         return
     bddl_file = config.simulator.bddl_file
     num_trained = sum(
-        was_trained_on(training, key.task_suite, key.task_id, key.init_state_id, bddl_file)
+        trained_on.contains(key.task_suite, key.task_id, key.init_state_id, bddl_file)
         for key in plan.keys
         if not key.fresh
     )

@@ -17,7 +17,7 @@ from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, play_each
 from experiment.file_lock import locked
 from experiment.interrupts import interruptible
-from experiment.policies import choose_looks, find_commit, load_policy
+from experiment.policies import choose_looks, load_policy
 from experiment.provenance import provenance
 from experiment.results import (
     Results,
@@ -29,11 +29,11 @@ from experiment.results import (
 )
 from experiment.setup import make_spec
 from experiment.simulators import Limit, count_simulators, find_renderer_apart
-from experiment.stored_run import read_training
 from experiment.terminal import say
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
 from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.dataset_statistics import select_key
+from vla.hub import commit_of
 from vla.policy import Mode, Policy
 
 
@@ -156,9 +156,8 @@ def open_evaluation(config: EvalConfig, plan: Plan, out: Path) -> tuple[Policy, 
         base_suite, _ = split_suite(suite)
         select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
     settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
-    checkpoint = str(config.model.checkpoint)
-    origin = {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
-    return policy, open_results(out, settings, {**plan.provenance, **origin})
+    hub_commit = commit_of(policy.info.weights_folder)
+    return policy, open_results(out, settings, {**plan.provenance, "hub_commit": hub_commit})
 
 
 def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:

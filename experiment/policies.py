@@ -14,7 +14,7 @@ from rl.teacher import TeacherChoice, choose_teacher
 from vla.adapter_folder import base_and_adapter, has_usable_l1_head
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.device import choose_device, is_large
-from vla.hub import commit_of, resolve_checkpoint
+from vla.hub import resolve_checkpoint
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
@@ -23,12 +23,6 @@ def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
     """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
     base, adapter = base_and_adapter(str(model.checkpoint))
     return inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter)
-
-
-def find_commit(checkpoint: str) -> str | None:
-    """The hub's commit of the base of a checkpoint, which is downloaded if needed; None for a local folder."""
-    base, _ = base_and_adapter(checkpoint)
-    return commit_of(resolve_checkpoint(base))
 
 
 def choose_looks(assets: str, model: ModelConfig) -> str:

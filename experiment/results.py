@@ -20,6 +20,7 @@ from envs.assets import find_pack
 from envs.tasks import bddl_task
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.policies import weights_fingerprint
+from experiment.provenance import simulator_packages
 from vla.policy import Policy
 
 SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
@@ -35,6 +36,7 @@ class Settings:
     weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
     seed: int
     assets: str
+    simulator: str  # its packages with their versions
     bddl_sha256: str | None  # of --bddl-file
     init_states_sha256: str | None  # of the file of stored states that belongs to --bddl-file
     device: str
@@ -96,6 +98,7 @@ def settings_of(
         weights=weights_fingerprint(policy),
         seed=seed,
         assets=str(find_pack(simulator.assets)),
+        simulator=simulator_packages(),
         bddl_sha256=_sha256(bddl_file),
         init_states_sha256=None if bddl_file is None else _sha256(bddl_task(bddl_file).init_states),
         device=policy.device.type,

@@ -1,4 +1,4 @@
-"""Create, lock and write the folder of a run: config.json, metrics.jsonl and the log file."""
+"""The folder of a run: create, lock and write it, and read it back: its settings, its metrics, how far it has come."""
 
 import contextlib
 import itertools
@@ -8,23 +8,50 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from filelock import FileLock
 
 from command_line import PROGRAM_STARTED
-from configs.config import TrainConfig
-from contracts import BadInput, TimeIsUp, output_place, write_json
+from configs.config import TrainConfig, config_from_json
+from configs.sections import SimulatorConfig, TaskConfig
+from contracts import (
+    BadInput,
+    TimeIsUp,
+    output_place,
+    read_bytes,
+    read_fields,
+    resolve_pointer,
+    write_json,
+)
 from envs.assets import find_pack
 from experiment.file_lock import lock_file
-from experiment.provenance import provenance
-from experiment.stored_run import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
+from experiment.provenance import Provenance, provenance, simulator_packages
 from experiment.terminal import log_to_file
 from experiment.wandb_log import WandbLog
 from rl.ranks import ALONE, Ranks
 
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
+
+GREEDY = "eval/student_success"  # every evaluation has it
+WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
+
+MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
+
+
+class RunDescription(Provenance, total=False):
+    """The contents of config.json: the provenance, and what decides the result of the run."""
+
+    config: dict[str, dict[str, object]]  # settings by section: see configs.config.config_from_json
+    looks: str  # name and digest of the assets
+    simulator: str  # its packages with their versions
+    hub_commit: str | None  # of the checkpoint, if it came from the hub
+    resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
 
 
 class Run:
@@ -46,7 +73,7 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self.config = config
         self.ranks = ranks
-        self.episode_s: float | None = None  # seconds for an episode of the last evaluation
+        self.episode_s = 0.0  # seconds for an episode of the last evaluation
         self._lock = lock
         wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
         self.wandb = WandbLog(wandb_mode, folder.name, folder, asdict(config), wandb_id)
@@ -93,6 +120,14 @@ class Run:
             self._lock.release()
 
 
+def write_and_flush(descriptor: int, data: bytes) -> None:
+    """Write `data` and flush it to the disk. Nothing stays in a buffer, so a failure raises OSError here."""
+    while data:
+        written = os.write(descriptor, data)
+        data = data[written:]
+    os.fsync(descriptor)
+
+
 def start_run(
     config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE, hub_commit: str | None = None
 ) -> Run:
@@ -108,8 +143,8 @@ def start_run(
         description: RunDescription = {
             "config": asdict(config),
             "looks": str(find_pack(config.simulator.assets)),
+            "simulator": simulator_packages(),
             "hub_commit": hub_commit,
-            "ranks": ranks.size,
             **provenance(argv),
         }
         write_json(folder / CONFIG_FILE, description)
@@ -147,19 +182,19 @@ def reopen_run(
     """Open the folder of a run that is resumed.
 
     `metrics_bytes`: length of metrics.jsonl at the checkpoint; later records are cut off. Raises BadInput if another
-    program is writing the run, or if the assets differ from those of the run (equal ones in another folder do not).
+    program is writing the run, or if assets or simulator differ from those of the run (equal assets may have moved).
     """
     if not ranks.is_main:
         return Run(folder, config, ranks)
     lock = lock_file(folder / LOCK_FILE, f"--resume {folder}: the run")
     description = read_description(folder)
-    looks_of_run = description.get("looks")
-    looks = str(find_pack(config.simulator.assets))
-    if looks_of_run != looks:
-        raise BadInput(
-            f"--resume {folder}: the run was started with assets {looks_of_run}, found {looks}: "
-            "name the assets of the run with --assets"
-        )
+    now = {"looks": str(find_pack(config.simulator.assets)), "simulator": simulator_packages()}
+    for part, value in now.items():
+        if description.get(part) != value:
+            raise BadInput(
+                f"--resume {folder}: {part} of the run: {description.get(part)}; now: {value}: give the run its own "
+                "(--assets, or the versions of its packages), or start a new run"
+            )
     with output_place(folder, "--resume"):
         # A setting that is changed on resume stays changed.
         description["config"] = asdict(config)
@@ -171,9 +206,92 @@ def reopen_run(
     return Run(folder, config, ranks, wandb_id, lock)
 
 
-def write_and_flush(descriptor: int, data: bytes) -> None:
-    """Write `data` and flush it to the disk. Nothing stays in a buffer, so a failure raises OSError here."""
-    while data:
-        written = os.write(descriptor, data)
-        data = data[written:]
-    os.fsync(descriptor)
+@dataclass(frozen=True)
+class StoredRun:
+    """The contents of a run folder, finished or not."""
+
+    folder: Path
+    config: TrainConfig
+    rows: Sequence[MetricsRow]  # of metrics.jsonl
+    description: RunDescription
+
+    @property
+    def evaluated_steps(self) -> list[int]:
+        """The env steps of its evaluations, oldest first."""
+        return [int(row["global_step"]) for row in self.rows if GREEDY in row]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has had its last evaluation."""
+        return self.evaluated_steps[-1:] >= [self.config.phases.total_steps]
+
+    def status(self) -> str:
+        """How far the run has come, in one line."""
+        state = "Finished" if self.is_finished else "Not finished"
+        env_steps = self.rows[-1]["global_step"] if self.rows else 0
+        planned = "" if self.is_finished else f" of {self.config.phases.total_steps:,}"
+        updates = sum("schedule/phase" in row for row in self.rows)
+        hours = sum(row.get(key, 0.0) for row in self.rows for key in WALL_TIME) / 3600
+        return f"{state}: {env_steps:,}{planned} env steps, {updates} updates, {hours:.1f} h"
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Read a run folder. Raises BadInput if it is not one, is damaged, or has settings of another version."""
+    try:
+        description = read_description(folder)
+        config = config_from_json(description.get("config"))
+        rows = read_metrics(folder / METRICS_FILE)
+    except BadInput as problem:
+        raise BadInput(f"{folder} is not a run folder of this version: {problem}") from None
+    return StoredRun(folder.resolve(), config, rows, description)
+
+
+def read_description(folder: Path) -> RunDescription:
+    """Read the config.json of a run folder. Raises BadInput."""
+    return read_fields(folder / CONFIG_FILE, RunDescription)
+
+
+def read_metrics(path: Path) -> list[MetricsRow]:
+    """Read the records of a metrics.jsonl. Raises BadInput if there is none, or if a record is damaged.
+
+    Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
+    """
+    *lines, _ = read_bytes(path).split(b"\n")  # a whole last line ends with a newline, too
+    try:
+        records = [json.loads(line) for line in lines]
+        return [{key: value for key, value in record.items() if value is not None} for record in records]
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged: {error}") from None
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """The sections of a run's settings that say on which initial states it trained."""
+
+    task: TaskConfig
+    simulator: SimulatorConfig
+
+    def contains(self, task_suite: str, task_id: int, init_state_id: int, bddl_file: str | None) -> bool:
+        """Whether training used this official initial state.
+
+        bddl_file: the user's own task, which has the ids of the suite's first task; None: the suite's task itself.
+        """
+        task = self.task
+        if task.train_init_states == "fresh" or task_suite != task.task_suite or task_id not in task.task_ids:
+            return False
+        first, end = task.train_init_states
+        own_tasks = {
+            None if file is None else Path(file).resolve() for file in (self.simulator.bddl_file, bddl_file)
+        }
+        return len(own_tasks) == 1 and first <= init_state_id < end
+
+
+def read_trained_on(checkpoint: Path) -> TrainedOn | None:
+    """On what the run trained that a checkpoint belongs to; None if it is not in a run folder.
+
+    `checkpoint` may be a pointer, such as `checkpoints/best`. Raises BadInput if the run folder is damaged.
+    """
+    run_folder = resolve_pointer(checkpoint).resolve().parent.parent
+    if not (run_folder / METRICS_FILE).is_file():
+        return None
+    return read_fields(run_folder / CONFIG_FILE, TrainedOn, part="config")

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from experiment.episodes import EpisodeKey, EpisodeResult
 from experiment.results import evaluation_path, group_by_rule, read_results
+from experiment.run_folder import StoredRun
 from experiment.statistics import Paired, Successes, compare, count_successes
-from experiment.stored_run import StoredRun
 
 LEVEL = 0.05  # a difference is within chance if its p value is not below this
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain

@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.presets import PRESETS
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.results import Results, Settings, evaluation_path, write_results
-from experiment.stored_run import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
+from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 
 # What differs between two runs of the same computation: how long it took, and how much memory.
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
@@ -18,7 +18,6 @@ PROVENANCE = {
     "versions": {"python": "3.11.2", "torch": "2.15.0"},
     "machine": {
         "system": "Linux",
-        "processor": "x86_64",
         "cpus": 2,
         "gpus": ["Some GPU"],
         "gpu_gib": [80.0],
@@ -66,7 +65,7 @@ def store(folder: Path, rows: list[dict], **settings) -> Path:
     for name, value in settings.items():
         section, field = name.split("__")
         config[section][field] = value
-    description = {"config": config, "looks": "official (0123abcd)", "ranks": 1, **PROVENANCE}
+    description = {"config": config, "looks": "official (0123abcd)", **PROVENANCE}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(description))
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -78,6 +77,7 @@ SETTINGS = Settings(
     weights="abc",
     seed=0,
     assets="low-poly",
+    simulator="mujoco 3.3.0",
     bddl_sha256=None,
     init_states_sha256=None,
     device="cpu",

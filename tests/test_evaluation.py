@@ -35,9 +35,8 @@ from experiment.evaluation import (
 )
 from experiment.evaluator import Conditions, evaluate
 from experiment.results import read_results
-from experiment.run_folder import Run
+from experiment.run_folder import METRICS_FILE, Run, read_metrics
 from experiment.statistics import Successes
-from experiment.stored_run import METRICS_FILE, read_metrics
 from experiment.videos import write_video
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw

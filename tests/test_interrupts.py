@@ -13,8 +13,7 @@ from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
 from experiment.interrupts import interruptible, repairable_problem, until_the_end
-from experiment.run_folder import Run
-from experiment.stored_run import LOG_FILE
+from experiment.run_folder import LOG_FILE, Run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from experiment.charts import PANELS, draw_panels
 from experiment.report import conclude, write_report
-from experiment.stored_run import CONFIG_FILE, read_run
+from experiment.run_folder import CONFIG_FILE, read_run
 from experiment.videos import video_folder
 from tests.stored_runs import ROWS, store, store_episodes, update
 

@@ -117,7 +117,7 @@ def test_other_trials_and_modes_may_follow_but_no_other_settings_or_weights(tmp_
     results = results_with("110100")
     write_results(path, results)
     assert open_results(path, SETTINGS, {}).results == results == read_results(path)
-    for changed in ({"weights": "xyz"}, {"max_env_steps": 50}):
+    for changed in ({"weights": "xyz"}, {"simulator": "mujoco 3.3.2"}):
         with pytest.raises(BadInput, match=rf"other settings: {next(iter(changed))} is "):
             open_results(path, replace(SETTINGS, **changed), {})
 
@@ -176,6 +176,7 @@ def test_what_is_wrong_with_the_first_checkpoint_is_found_before_the_other_one_p
     "settings",
     [
         {"assets": "official"},
+        {"simulator": "mujoco 3.3.2"},
         {"bddl_sha256": "1"},
         {"init_states_sha256": "1"},
         {"prompt": "leaked"},

@@ -10,15 +10,24 @@ from pathlib import Path
 
 import pytest
 
+import experiment.run_folder
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig, changed, config_from_json
 from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.run_folder import Run, reopen_run, start_run
-from experiment.stored_run import METRICS_FILE, read_description, read_metrics
+from experiment.run_folder import (
+    METRICS_FILE,
+    Run,
+    read_description,
+    read_metrics,
+    read_trained_on,
+    reopen_run,
+    start_run,
+)
 from experiment.terminal import log_to_terminal
 from preflight import check_resumed_folder
+from tests.stored_runs import ROWS, store
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -182,6 +191,39 @@ def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(tmp_pat
     (second / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
     with pytest.raises(BadInput, match="--assets"):
         reopen_run(run.folder, moved, RESUME, 0, None)
+
+
+def test_a_run_does_not_go_on_in_another_simulator(run, monkeypatch):
+    run.close()
+    monkeypatch.setattr(experiment.run_folder, "simulator_packages", lambda: "mujoco 3.3.2")
+    with pytest.raises(BadInput, match="now: mujoco"):
+        reopen_run(run.folder, run.config, RESUME, 0, None)
+
+
+# on which states it trained
+
+
+@pytest.mark.parametrize(
+    ("states", "key", "of_run", "of_evaluation", "trained"),
+    [
+        ([0, 40], ("libero_spatial", 4, 39), None, None, True),
+        ([0, 40], ("libero_spatial", 4, 40), None, None, False),
+        ([0, 40], ("libero_spatial", 5, 39), None, None, False),
+        ([0, 40], ("libero_goal", 4, 39), None, None, False),
+        ("fresh", ("libero_spatial", 4, 39), None, None, False),
+        ([0, 40], ("libero_spatial", 0, 3), "own.bddl", "./own.bddl", True),
+        ([0, 40], ("libero_spatial", 0, 3), "own.bddl", None, False),
+        ([0, 40], ("libero_spatial", 0, 3), None, "own.bddl", False),
+    ],
+)
+def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
+    tmp_path, states, key, of_run, of_evaluation, trained
+):
+    settings = {"task__task_ids": [0, 4], "task__train_init_states": states, "simulator__bddl_file": of_run}
+    folder = store(tmp_path / "run", ROWS, **settings)
+    trained_on = read_trained_on(folder / "checkpoints" / "best")
+    assert trained_on.contains(*key, of_evaluation) is trained
+    assert read_trained_on(tmp_path / "merged") is None  # in no run folder
 
 
 # the end of its time

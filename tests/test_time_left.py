@@ -24,7 +24,7 @@ ROLLOUT = Rollout([trajectory(250)] * 2, {}, wall_s=40.0, errors=0)  # 2,000 env
     ("global_step", "episode_s", "updates_s", "evaluations_s"),
     [
         (23_000, 3.0, 5 * 300.0, 2 * 20 * 3.0),  # evaluations at 30,000 and 32,000
-        (23_000, None, 5 * 300.0, 2 * 20 * 20.0),  # an episode of the rollout took 20 s
+        (23_000, 0.0, 5 * 300.0, 0.0),  # no evaluation yet
         (32_000, 3.0, 0.0, 20 * 3.0),  # the last evaluation
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment.stored_run import read_run
+from experiment.run_folder import read_run
 from experiment.verdict import best_evaluation, changes, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
