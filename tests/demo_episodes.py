@@ -9,7 +9,6 @@ from PIL import Image
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
 from workshop.demos import DemosArgs
-from workshop.noisy_episode import Attempt
 
 SIDE = 64  # pixels of the images; real ones have 256, and foreign ones must have
 FRAMES = 4
@@ -56,12 +55,12 @@ def write_demos(
 
 
 class DiesAtFirst:
-    """In place of workshop.demos.Player: the process dies in the first episode and fails in all others."""
+    """In place of workshop.demos.Player: the process dies in the first episode."""
 
     def __init__(self, args: DemosArgs) -> None:
         pass
 
-    def __call__(self, attempt: Attempt) -> str:
-        if attempt.index == 0:
+    def __call__(self, episode_id: tuple[int, int]) -> str:
+        if episode_id[1] == 0:
             os._exit(1)
         return "failure"

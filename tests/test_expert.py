@@ -41,7 +41,7 @@ def play(env, lets_go_in=(), init_state_id=INIT_STATE_ID):
 def test_the_bowl_goes_onto_the_plate_and_again_in_the_same_way(env):
     result, seen_stages, actions = play(env)
     assert result.success
-    assert list(dict.fromkeys(seen_stages))[:3] == [stages.HOVER, stages.DESCEND, stages.CLOSE]
+    assert list(dict.fromkeys(seen_stages))[:3] == [stages.REACH, stages.CLOSE, stages.CARRY]
     assert np.abs(actions).max() <= 1.0
     _, _, same_actions = play(env)
     np.testing.assert_array_equal(same_actions, actions)
@@ -50,7 +50,7 @@ def test_the_bowl_goes_onto_the_plate_and_again_in_the_same_way(env):
 def test_a_bowl_lost_on_the_way_is_picked_up_again(env):
     result, seen_stages, _ = play(env, lets_go_in=range(60, 66))
     assert seen_stages[59] == stages.CARRY
-    assert stages.HOVER in seen_stages[66:]
+    assert stages.REACH in seen_stages[66:]
     assert result.success
 
 

@@ -15,11 +15,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Annotated, Literal
 
 import numpy as np
@@ -40,17 +38,15 @@ from envs.libero_imports import simulator_versions
 from envs.pool import task_info
 from envs.worker import NoAnswer, ProcessWorker
 from experiment.terminal import say, show_progress
-from workshop.demo_files import RECIPE_FILE, episode_path, write_episode
-from workshop.label_shares import describe_labels
-from workshop.noisy_episode import FRAME_EVERY, NOISE_SCALES, Attempt, record_episode
+from vla.tokens import NUM_BINS
+from workshop.demo_files import RECIPE_FILE, episode_path, list_episodes, read_episode, write_episode
+from workshop.noisy_episode import attempt_of, record_episode
 
 EPISODE_S = 3600.0  # more than any episode takes
+MOTIONS = ("x", "y", "z", "roll", "pitch", "yaw")
 
-# Streams of random numbers, so that no choice depends on how many numbers another one draws.
-PLACEMENT_STREAM = 1
-MOVE_STREAM = 2
-
-Outcome = Literal["success", "failure", "fault"]
+EpisodeId = tuple[int, int]  # task id, index among the episodes of the task
+Outcome = Literal["success", "failure", "fault"]  # a fault is one of the simulator, not of the expert
 
 
 @dataclass(frozen=True)
@@ -85,10 +81,9 @@ class DemosArgs:
 
 
 def collect(args: DemosArgs) -> Counter[str]:
-    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
+    """Play what the folder still lacks; returns how many episodes had each outcome.
 
-    A fault is one of the simulator, not of the expert. Raises BadInput for wrong arguments, and for a folder of other
-    settings.
+    Raises BadInput for wrong arguments, and for a folder of other settings.
     """
     check_numbers(args)
     task_info(EnvSpec(args.task_suite, args.task_ids))  # refuses unknown tasks
@@ -97,17 +92,17 @@ def collect(args: DemosArgs) -> Counter[str]:
     with output_place(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         check_recipe(args)
-        attempts = [
-            attempt_of(args, task_id, index)
+        missing = [
+            (task_id, index)
             for task_id, index in product(args.task_ids, range(args.episodes))
             if not episode_path(args.out, task_id, index).exists()
         ]
-        say(f"{args.out}: {len(attempts)} of {len(args.task_ids) * args.episodes} episodes to play")
-        with show_progress("collecting", len(attempts), "episodes") as activity:
-            for outcome in play_all(args, attempts):
+        say(f"{args.out}: {len(missing)} of {len(args.task_ids) * args.episodes} episodes to play")
+        with show_progress("collecting", len(missing), "episodes") as activity:
+            for outcome in play_all(args, missing):
                 counts[outcome] += 1
                 activity.count_episode(outcome == "success")
-    say(f"{len(attempts)} episodes played: {', '.join(f'{counts[name]} {name}' for name in counts)}")
+    say(f"{len(missing)} episodes played: {', '.join(f'{counts[name]} {name}' for name in counts)}")
     return counts
 
 
@@ -125,57 +120,53 @@ def check_recipe(args: DemosArgs) -> None:
         )
 
 
-def play_all(args: DemosArgs, attempts: Sequence[Attempt]) -> Iterator[Outcome]:
-    """Play episodes, each in one of `args.num_envs` processes; yields how each one ended, in their order.
+def play_all(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator[Outcome]:
+    """Play episodes, each in one of `args.num_envs` processes; yields how each one ended, as they end.
 
-    A process that dies, or hangs for EPISODE_S, is replaced; its episode ends as a fault.
+    Raises BadInput if a process dies, or hangs for EPISODE_S.
     """
-    idle: SimpleQueue[ProcessWorker] = SimpleQueue()
-
-    def play(attempt: Attempt) -> Outcome:
-        worker = idle.get()
-        try:
-            worker.request(attempt, timeout_s=EPISODE_S)
-            return worker.receive()
-        except NoAnswer as reason:
-            say(f"task {attempt.task_id}, episode {attempt.index}: the simulator's process: {reason}")
-            worker.close()
-            worker.end()
-            worker = ProcessWorker(Player, args)
-            return "fault"
-        finally:
-            idle.put(worker)
-
-    for _ in range(min(args.num_envs, len(attempts))):
-        idle.put(ProcessWorker(Player, args))
+    waiting = list(reversed(episode_ids))
+    workers = [ProcessWorker(Player, args) for _ in range(min(args.num_envs, len(waiting)))]
     try:
-        with ThreadPoolExecutor(args.num_envs) as threads:
-            yield from threads.map(play, attempts)
+        for worker in workers:
+            worker.request(waiting.pop(), timeout_s=EPISODE_S)
+        busy = list(workers)
+        while busy:
+            for worker in ProcessWorker.wait(busy, EPISODE_S) or busy:
+                yield worker.receive()
+                if waiting:
+                    worker.request(waiting.pop(), timeout_s=EPISODE_S)
+                else:
+                    busy.remove(worker)
+    except NoAnswer as reason:
+        raise BadInput(f"a simulator's process: {reason}; the same command plays what is missing") from None
     finally:
-        while not idle.empty():
-            idle.get().close()
+        for worker in workers:
+            worker.close()
 
 
 class Player:
-    """Plays attempts, and writes the episodes that succeed. The simulator of the last task stays built."""
+    """Plays episodes, and writes those that succeed. The simulator of the last task stays built."""
 
     def __init__(self, args: DemosArgs) -> None:
         self._args = args
         self._env: LiberoEnv | None = None
         self._pack = find_pack(args.assets)
 
-    def __call__(self, attempt: Attempt) -> Outcome:
+    def __call__(self, episode_id: EpisodeId) -> Outcome:
         """Play an episode; returns how it ended."""
         args = self._args
-        if self._env is None or self._env.task_id != attempt.task_id:
+        task_id, index = episode_id
+        if self._env is None or self._env.task_id != task_id:
             self.close()
-            spec = EnvSpec(args.task_suite, (attempt.task_id,), assets=str(self._pack.folder))
-            self._env = LiberoEnv(spec, attempt.task_id)
+            spec = EnvSpec(args.task_suite, (task_id,), assets=str(self._pack.folder))
+            self._env = LiberoEnv(spec, task_id)
+        attempt = attempt_of(self._env, args.seed, index, args.move_objects)
         result, episode = record_episode(self._env, attempt, self._pack.looks)
         if episode is None:
             return "failure" if result.error is None else "fault"
         with output_place(args.out):
-            write_episode(episode_path(args.out, attempt.task_id, attempt.index), episode)
+            write_episode(episode_path(args.out, task_id, index), episode)
         return "success"
 
     def close(self) -> None:
@@ -184,27 +175,27 @@ class Player:
             self._env.close()
 
 
-def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
-    """The episode `index` of a task, a function of the arguments alone."""
-    generator = np.random.default_rng([args.seed, task_id, index])
-    placement_generator = np.random.default_rng([args.seed, task_id, index, PLACEMENT_STREAM])
-    move_generator = np.random.default_rng([args.seed, task_id, index, MOVE_STREAM])
-    return Attempt(
-        task_id=task_id,
-        index=index,
-        seed=int(placement_generator.integers(2**32)),
-        noise_scale=NOISE_SCALES[index % len(NOISE_SCALES)],
-        first_frame=int(generator.integers(FRAME_EVERY)),
-        noise_generator=generator,
-        moved_cm=float(move_generator.choice((0.0, *args.move_objects))),
-        move_generator=move_generator,
-    )
+def fullest_bins(labels: np.ndarray) -> np.ndarray:
+    """The share of the labels (T, 7) in the fullest bin, for each of the six motions, (6,).
+
+    A share far above the others is a spike (workshop/noisy_episode.py says what follows); of 256 equal ones each would
+    be 0.4 %. The bins divide the range from the 1st to the 99th percentile, as the action tokens do; values beyond it
+    fall into the outermost bins.
+    """
+    motions = labels[:, : len(MOTIONS)].astype(np.float64)
+    low, high = np.quantile(motions, [0.01, 0.99], axis=0)
+    places = (motions.clip(low, high) - low) / (high - low)  # in [0, 1]
+    counts = [np.histogram(values, NUM_BINS, (0.0, 1.0))[0].max() for values in places.T]
+    return np.array(counts) / len(motions)
 
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
     collect(args)
-    say(describe_labels(args.out))
+    labels = np.concatenate([read_episode(path).chunks() for path in list_episodes(args.out)])
+    shares = zip(MOTIONS, fullest_bins(labels.reshape(-1, labels.shape[-1])), strict=True)
+    parts = [f"{name} {share:.1%}" for name, share in shares]
+    say(f"labels in the fullest of {NUM_BINS} bins: {', '.join(parts)}")
 
 
 if __name__ == "__main__":

@@ -17,12 +17,9 @@ from scipy.spatial.transform import Rotation
 from contracts import BadInput
 
 # Stages, in the order of an episode without disturbances.
-HOVER = "hover"  # fly to the rim, through a funnel above it; go up as long as the fingers are not open
-DESCEND = "descend"  # the last centimetres straight down
+REACH = "reach"  # fly to the rim, through a funnel above it; go up as long as the fingers are not open
 CLOSE = "close"  # shut the fingers around the rim
-LIFT = "lift"  # straight up
 CARRY = "carry"  # fly to the target, through a funnel above it
-LOWER = "lower"  # the last centimetres straight down
 RELEASE = "release"  # open the fingers
 RETREAT = "retreat"  # go up, away from the bowl on its target
 
@@ -108,14 +105,7 @@ class Expert:
         """The action (7,), in [-1, 1], for the present state."""
         state = self.look()
         if self._plan is None or must_plan_again(state, self._plan):
-            sim = self._domain.sim
-            self._plan = plan_grasp(
-                sim.model._model,
-                sim.data._data,
-                bowl_body=self._domain.obj_body_id[self._bowl],
-                eef=state.eef,
-                base=sim.data.get_body_xpos("robot0_base"),
-            )
+            self._plan = plan_grasp(self._domain.sim, self._domain.obj_body_id[self._bowl], state.eef)
         self.stage = stage_of(state, self._plan)
         return action_of(self.stage, state, self._plan)
 
@@ -166,21 +156,15 @@ def stage_of(state: State, plan: Plan) -> str:
     is_low = state.bowl[2] - state.target[2] < state.target_height
     is_on_target = distance_m < ON_TARGET_M and is_low
     if _is_held(state, plan):
-        if is_on_target:
-            return RELEASE
-        if distance_m < FUNNEL_M:
-            return LOWER
-        has_left = np.linalg.norm((state.bowl - plan.bowl)[:2]) > FUNNEL_M
-        return CARRY if has_left else LIFT
+        return RELEASE if is_on_target else CARRY
     if is_on_target:
         return RETREAT
     sideways, vertical = _grasp_errors(state, plan)
-    if state.opening <= OPEN_M:  # the fingers are on their way
-        is_closing = state.opening_speed < 0 and max(sideways, vertical) < NEAR_M
-        return CLOSE if is_closing else HOVER
-    if sideways < ALIGNED_M and vertical < REACHED_M:
-        return CLOSE
-    return DESCEND if sideways < FUNNEL_M else HOVER
+    if state.opening > OPEN_M:
+        closes = sideways < ALIGNED_M and vertical < REACHED_M
+    else:  # the fingers are on their way
+        closes = state.opening_speed < 0 and max(sideways, vertical) < NEAR_M
+    return CLOSE if closes else REACH
 
 
 def _is_held(state: State, plan: Plan) -> bool:
@@ -196,28 +180,26 @@ def action_of(stage: str, state: State, plan: Plan) -> np.ndarray:
     """The action (7,) of a stage: it moves the hand, or the bowl in it, towards where the stage wants it."""
     move = _position_error(stage, state, plan) * GAIN_PER_M
     turn = np.clip(_turn_error(state, plan) * GAIN_PER_RAD, -MAX_TURN, MAX_TURN)
-    opens = stage in (HOVER, DESCEND, RELEASE, RETREAT)
-    gripper = -1.0 if opens else 1.0
+    gripper = 1.0 if stage in (CLOSE, CARRY) else -1.0
     slowdown = max(1.0, np.abs(move).max() / MAX_MOVE)
     return np.concatenate([move / slowdown, turn, [gripper]])
 
 
 def _position_error(stage: str, state: State, plan: Plan) -> np.ndarray:
     """From where the hand, or the bowl in it, is to where the stage wants it, (3,) m."""
-    upwards = np.array([0.0, 0.0, HOVER_M])
     to_grasp = state.bowl + plan.offset - state.eef
     to_target = state.target - state.bowl
-    if stage in (HOVER, DESCEND):
-        if state.opening <= OPEN_M:
-            return upwards
-        sideways, _ = _grasp_errors(state, plan)
-        return _down_funnel(to_grasp, sideways, HOVER_M)
     if stage == CLOSE:
         return to_grasp
-    if stage in (LIFT, CARRY, LOWER):
+    if stage == CARRY:
         top = HOVER_M + max(0.0, plan.bowl[2] - state.target[2])
         return _down_funnel(to_target, float(np.linalg.norm(to_target[:2])), top)
-    return upwards if stage == RETREAT else np.zeros(3)
+    if stage == RELEASE:
+        return np.zeros(3)
+    if stage == REACH and state.opening > OPEN_M:
+        sideways, _ = _grasp_errors(state, plan)
+        return _down_funnel(to_grasp, sideways, HOVER_M)
+    return np.array([0.0, 0.0, HOVER_M])
 
 
 def _grasp_errors(state: State, plan: Plan) -> tuple[float, float]:
@@ -244,14 +226,15 @@ def _down_funnel(error: np.ndarray, sideways: float, top: float) -> np.ndarray:
     return np.array([*(error[:2] * (1.0 - slowdown)), climb])
 
 
-def plan_grasp(
-    model: mujoco.MjModel, data: mujoco.MjData, bowl_body: int, eef: np.ndarray, base: np.ndarray
-) -> Plan:
+def plan_grasp(sim: Any, bowl_body: int, eef: np.ndarray) -> Plan:
     """The rim grasp with the fewest collisions; among equals the least turn and stretch, then the side near the hand.
 
-    `bowl_body` is a body's id; `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
+    sim: robosuite's simulation. `bowl_body` is a body's id; `eef` (3,) is the position of the grip site.
     """
+    model = sim.model._model
+    data = sim.data._data
     boxes = find_boxes(model, bowl_body)
+    base = sim.data.get_body_xpos("robot0_base")
     bowl = data.xpos[bowl_body].copy()
     height = np.array([0.0, 0.0, RIM_HEIGHT_M])
     plans = [
@@ -297,11 +280,6 @@ def _hand_points(yaw: float) -> np.ndarray:
     """(N, 3) points of the open gripper about its grip site: two fingers, and the hand above them."""
     fingers = product((-0.05, -0.04, 0.04, 0.05), (-0.012, 0.0, 0.012), (-0.012, 0.0, 0.03))
     hand = product((-0.10, -0.05, 0.0, 0.05, 0.10), (-0.03, 0.0, 0.03), (0.07,))
-    along_fingers, across_fingers, up = np.array([*fingers, *hand]).T
     across_axis = np.array([np.cos(yaw), np.sin(yaw), 0.0])
-    vertical_axis = [0.0, 0.0, 1.0]
-    return (
-        along_fingers[:, None] * _finger_axis(yaw)
-        + across_fingers[:, None] * across_axis
-        + up[:, None] * vertical_axis
-    )
+    axes = np.stack([_finger_axis(yaw), across_axis, [0.0, 0.0, 1.0]])
+    return np.array([*fingers, *hand]) @ axes

@@ -31,19 +31,44 @@ BURST_STEPS = (3, 9)  # env steps of a burst: 3 to 8
 CLEAN_STEPS = (12, 33)
 FRAME_EVERY = 4  # env steps between two frames, where the chunk of a frame is free of noise
 
+# Streams of random numbers, so that no choice depends on how many numbers another one draws.
+PLACEMENT_STREAM = 1
+MOVE_STREAM = 2
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """An episode to play: everything that is decided before it starts."""
+    """All that is decided before an episode starts."""
 
-    task_id: int
-    index: int  # among the episodes of the task
-    seed: int  # of the placement
-    noise_scale: float
-    first_frame: int  # env step before which the first frame is due
-    noise_generator: np.random.Generator
-    moved_cm: float  # how far the objects are moved at the start
+    start: Start
+    moved_m: float  # how far the objects are moved before it starts
     move_generator: np.random.Generator
+    noise_scale: float
+    noise: np.ndarray  # on the executed motions of each env step, (max_env_steps, 6)
+    tremor: np.ndarray  # of the expert's motions at each env step, (max_env_steps + 8, 6)
+    has_frame: list[bool]  # whether a frame is taken before each env step, and after the last one
+
+
+def attempt_of(env: LiberoEnv, seed: int, index: int, distances_cm: tuple[float, ...]) -> Attempt:
+    """What is decided about episode `index` of the env's task, a function of the arguments alone.
+
+    The episode draws one of `distances_cm`, or 0, by which its objects are moved.
+    """
+    generator = np.random.default_rng([seed, env.task_id, index])
+    placement_generator = np.random.default_rng([seed, env.task_id, index, PLACEMENT_STREAM])
+    move_generator = np.random.default_rng([seed, env.task_id, index, MOVE_STREAM])
+    noise_scale = NOISE_SCALES[index % len(NOISE_SCALES)]
+    first_frame = int(generator.integers(FRAME_EVERY))
+    noise = noise_bursts(noise_scale, env.max_env_steps, generator)
+    return Attempt(
+        start=Start(None, int(placement_generator.integers(2**32))),
+        moved_m=float(move_generator.choice((0.0, *distances_cm))) / 100,
+        move_generator=move_generator,
+        noise_scale=noise_scale,
+        noise=noise,
+        tremor=tremor(env.max_env_steps + CHUNK_LENGTH, generator),
+        has_frame=frame_mask(noise, first_frame),
+    )
 
 
 def record_episode(env: LiberoEnv, attempt: Attempt, looks: str) -> tuple[ChunkResult, DemoEpisode | None]:
@@ -51,12 +76,8 @@ def record_episode(env: LiberoEnv, attempt: Attempt, looks: str) -> tuple[ChunkR
 
     Returns the last result and, if the expert succeeded, the episode. looks: as in `DemoEpisode`.
     """
-    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator)
-    uneven = tremor(env.max_env_steps + CHUNK_LENGTH, attempt.noise_generator)
-    has_frame = frame_mask(noise, attempt.first_frame)
-    start = Start(None, attempt.seed)
     result = reset_with_moved_objects(
-        env, start, attempt.moved_cm / 100, attempt.move_generator, observe=has_frame[0]
+        env, attempt.start, attempt.moved_m, attempt.move_generator, observe=attempt.has_frame[0]
     )
     if result.error is not None:
         return result, None
@@ -66,16 +87,16 @@ def record_episode(env: LiberoEnv, attempt: Attempt, looks: str) -> tuple[ChunkR
     while not result.done:
         if result.observation is not None:
             frames.append((result.env_steps, result.observation))
-        label = with_motion(expert.decide(), uneven[result.env_steps])
+        label = with_motion(expert.decide(), attempt.tremor[result.env_steps])
         labels.append(label)
-        executed = with_motion(label, noise[result.env_steps])
-        result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
+        executed = with_motion(label, attempt.noise[result.env_steps])
+        result = env.step_chunk(executed[None], observe=attempt.has_frame[result.env_steps + 1])
     if not result.success:
         return result, None
     # The last frame is up to FRAME_EVERY env steps before success, so its chunk of actions may reach beyond the end.
     # It is filled up with the expert's action in the final state (to let go of the bowl).
     last = expert.decide()
-    beyond_the_end = uneven[result.env_steps : result.env_steps + CHUNK_LENGTH]
+    beyond_the_end = attempt.tremor[result.env_steps : result.env_steps + CHUNK_LENGTH]
     labels += [with_motion(last, motion) for motion in beyond_the_end]
     episode = DemoEpisode(
         jpegs=[[encode_jpeg(image) for image in frame.images] for _, frame in frames],
@@ -86,7 +107,7 @@ def record_episode(env: LiberoEnv, attempt: Attempt, looks: str) -> tuple[ChunkR
         noise_scale=attempt.noise_scale,
         env_steps=result.env_steps,
         looks=looks,
-        task_id=attempt.task_id,
+        task_id=env.task_id,
     )
     return result, episode
 
@@ -99,13 +120,11 @@ def with_motion(action: np.ndarray, motion: np.ndarray) -> np.ndarray:
 
 
 def frame_mask(noise: np.ndarray, first_frame: int) -> list[bool]:
-    """Whether a frame is taken before each env step, and after the last one, [num_steps + 1].
-
-    A frame is taken every FRAME_EVERY env steps, unless there is noise in the chunk of actions that follows.
-    """
-    is_due = [(step - first_frame) % FRAME_EVERY == 0 for step in range(len(noise) + 1)]
-    is_noisy = [bool(noise[step : step + CHUNK_LENGTH].any()) for step in range(len(noise) + 1)]
-    return [due and not noisy for due, noisy in zip(is_due, is_noisy, strict=True)]
+    """`Attempt.has_frame`: every FRAME_EVERY env steps, unless there is noise in the chunk of actions that follows."""
+    return [
+        (step - first_frame) % FRAME_EVERY == 0 and not noise[step : step + CHUNK_LENGTH].any()
+        for step in range(len(noise) + 1)
+    ]
 
 
 def tremor(num_steps: int, generator: np.random.Generator) -> np.ndarray:
