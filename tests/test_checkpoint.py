@@ -157,8 +157,7 @@ def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
         assert_same_tensors(ours, theirs)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-    for name in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / name).read_text()) == json.loads((GOLDEN / name).read_text())
+    assert json.loads((tmp_path / "config.json").read_text()) == config
 
 
 def test_a_single_file_of_weights_comes_before_shards_as_in_transformers(folder):
@@ -204,7 +203,7 @@ def with_two_proprio_projectors(folder: Path) -> None:
     ("break_folder", "named"),
     [
         (without_the_second_shard, ["model-00002-of-"]),
-        (with_a_wrong_shape, ["model.safetensors", KEY, "(24, 16)", "(24, 17)"]),
+        (with_a_wrong_shape, [KEY, "[24, 16]", "[24, 17]"]),
         (with_a_value_head, ["value_head.weight"]),
         (with_a_projector_in_two_forms, [PROPRIO]),
         (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),

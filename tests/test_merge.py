@@ -1,9 +1,7 @@
 """Merging an adapter into its base: what the folder holds, and what is refused."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,21 +50,8 @@ def policy(base) -> Policy:
 
 @pytest.fixture(scope="module")
 def adapter(policy, tmp_path_factory) -> Path:
-    """In a run's folder, with an evaluation."""
-    run = tmp_path_factory.mktemp("run")
-    folder = run / "checkpoints" / "step_512"
+    folder = tmp_path_factory.mktemp("run") / "adapter"
     policy.save_adapter(folder, looks="official")
-    played = [("student", "greedy", True)] * 3 + [("student", "greedy", False), ("student", "sample", True)]
-    episodes = [{"actor": actor, "mode": mode, "success": success} for actor, mode, success in played]
-    (run / "evaluations").mkdir()
-    (run / "evaluations" / "step_512.json").write_text(json.dumps({"episodes": episodes}))
-    task = {"task_suite": "libero_goal", "task_ids": [1, 4]}
-    description = {
-        "config": {"task": task},
-        "argv": ["--checkpoint", f"{run}/START", f"--output={run}/RUNS"],
-        "resume_argv": [["--resume", str(run), "--total-steps", "900"]],
-    }
-    (run / "config.json").write_text(json.dumps(description))
     return folder
 
 
@@ -112,24 +97,16 @@ def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(adapter, tm
     assert json.loads((tmp_path / "out" / "config.json").read_text())["norm_stats"] == statistics
 
 
-def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base, adapter, merged):
+def test_the_card_names_the_licence_and_a_base_on_the_hub_but_no_folder_of_this_machine(
+    base, merged, tmp_path
+):
     card = ModelCard.load(merged / "README.md")
     assert (card.data.license, card.data.base_model) == ("other", None)
-    assert "libero_goal task 1 4" in card.text
-    assert "greedy 3 of 4 episodes, sample 1 of 1 episodes" in card.text
-    commands = "--checkpoint START --output=RUNS\n    python train_grpo.py --resume run0 --total-steps 900"
-    assert f"    python train_grpo.py {commands}" in card.text
     assert str(base.parent) not in card.content
-    assert str(adapter.parents[1]) not in card.content
-
-
-def test_a_card_names_the_hubs_base_and_licence_and_needs_no_run(base, tmp_path):
-    stored = SimpleNamespace(folder=tmp_path / "a/b", rank=4, alpha=8)
-    write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
+    write_card(tmp_path, "merged", "owner/name", base, SimpleNamespace(rank=4, alpha=8))
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "owner/name"
     assert card.data.license_link == "https://huggingface.co/owner/name"
-    assert "Trained by" not in card.text
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     assert licence_of(tmp_path, "owner/name") == {"license": "mit"}
 
@@ -164,7 +141,6 @@ def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_som
     assert "agree on 100.0%" in verdict
     assert ("untrained" in verdict) == (step == 0)
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
@@ -212,14 +188,11 @@ def test_an_adapter_that_cannot_identify_its_base_is_not_merged_into_where_it_al
     assert "agree on 100.0%" in merge(moved_out, tmp_path / "out", base=str(base))
 
 
-def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(
-    adapter, base, merged, tmp_path
-):
+def test_existing_output_and_a_folder_without_adapter_are_refused(adapter, base, tmp_path):
     with pytest.raises(BadInput, match="exists already"):
         merge(adapter, tmp_path)
-    for folder in (base, merged):
-        with pytest.raises(BadInput, match=r"holds no adapter_config\.json"):
-            merge(folder, tmp_path / "out")
+    with pytest.raises(BadInput, match=r"holds no adapter_config\.json"):
+        merge(base, tmp_path / "out")
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0])
@@ -233,39 +206,19 @@ def test_wrong_merge_is_not_published(adapter, tmp_path, monkeypatch, factor):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_merge_leaves_nothing_and_so_does_one_after_a_kill(
-    adapter, tmp_path, monkeypatch, stop_signal
-):
+def test_an_interrupted_merge_leaves_nothing_and_so_does_one_after_a_kill(adapter, tmp_path, monkeypatch):
     stale = tmp_path / "out.unfinished" / "model.safetensors"  # what a kill -9 leaves
     stale.parent.mkdir()
     stale.touch()
 
     def interrupt(shard, adapter):
         assert not stale.exists()
-        assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
-        os.kill(os.getpid(), stop_signal)
+        raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(merge_module, "add_adapter", interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            merge_module.main(["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu"])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with pytest.raises(KeyboardInterrupt):
+        merge(adapter, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_output_place_that_cannot_be_written_is_refused_before_a_policy_is_loaded(
-    adapter, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Policy, "load", None)
-    (tmp_path / "file").touch()
-    for place in (tmp_path / "file", Path("/proc")):
-        with pytest.raises(BadInput, match="--out"):
-            merge(adapter, place / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("shift", [0.6, 50.0, float("nan")])

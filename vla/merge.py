@@ -89,7 +89,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
             untrained = _logits(policy, observations)
         del policy  # there may be no memory for two
         write_merged(info, stored, folder)
-        write_card(folder, out.name, base, info, stored)
+        write_card(folder, out.name, base, info.weights_folder, stored)
         merged = _logits(Policy.load(str(folder), options), observations)
         verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
         folder.rename(out)

@@ -12,18 +12,10 @@ from contracts import BadInput, write_json
 from vla.checkpoint import PROPRIO_PREFIX, CheckpointInfo
 from vla.eight_bits import QUANTISED, quantise
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.tokens import BOS_ID, EOS_ID, PAD_ID
-from vla.weights import StoredTensor, read_pt, stream_tensors, write_pt, write_tensors
+from vla.weights import read_pt, stream_tensors, write_pt, write_tensors
 
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
 ACTION_HEAD_FILE = "action_head--latest_checkpoint.pt"
-GENERATION_CONFIG = {
-    "_from_model_config": True,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-    "transformers_version": "4.40.1",  # the version that openvla-oft uses
-}
 Head = TypeVar("Head", L1RegressionHead, ProprioProjector)
 
 
@@ -36,25 +28,30 @@ def load_network(
 ) -> OpenVLAOFT:
     """Load the network of a checkpoint folder to `device`, in `dtype`; its proprio projector is float32.
 
-    The network is built without memory (on the meta device). Its weights are read one by one. eight_bits: the 8-bit
-    format of the weight matrices in the language model's blocks, which are quantised as soon as they are read; None:
-    they have `dtype` like the others. Raises BadInput when weights and config.json do not fit together.
+    The network is built without memory (on the meta device), and its weights are read one by one. eight_bits: the 8-bit
+    format of the matrices in the language model's blocks; None: `dtype`, like the others. Raises BadInput when weights
+    and config.json do not fit together.
     """
     with torch.device("meta"):
         network = OpenVLAOFT(info.config, num_action_tokens)
     parameter_names = {file_key(name): name for name in network.state_dict()}
     # Old versions of transformers stored the rotary frequencies, too. Here they are computed below.
-    stored = {key: tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")}
-    _check_shapes(network, stored, info.weights_folder)
+    stored = [tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")]
     state: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
-    for key, tensor in stream_tensors(stored.values(), device, dtype):
-        name = parameter_names[key]
+    for key, tensor in stream_tensors(stored, device, dtype):
+        name = parameter_names.get(key, key)
         if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
             state[name], scales[name] = quantise(tensor, eight_bits)
         else:
             state[name] = tensor
-    network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
+    try:
+        network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:  # it names the tensors that are unknown, missing or of another shape
+        raise BadInput(
+            f"{info.weights_folder}: the weights are not those of config.json's network; a value head or another "
+            f"addition that does not decide actions must be left out: {error!s:.500}"
+        ) from None
     for name, scale in scales.items():
         network.get_submodule(name.removesuffix(".weight")).weight_scale = scale[:, 0]
     with torch.device(device):  # the frequencies are float32, whatever the weights' dtype is
@@ -64,22 +61,6 @@ def load_network(
         projector = _load_head(ProprioProjector, proprio_state)
         network.proprio_projector = projector.to(device, torch.float32)
     return network.requires_grad_(False).eval()
-
-
-def _check_shapes(network: OpenVLAOFT, stored: dict[str, StoredTensor], folder: Path) -> None:
-    """Raise BadInput for tensors of no part of the network, and for the first that is missing or of another shape."""
-    expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    unknown = sorted(stored.keys() - expected.keys())
-    if unknown:
-        raise BadInput(
-            f"{folder}: {len(unknown)} tensors are of no part of an OpenVLA network, such as {unknown[0]}: if they are "
-            "a value head or another addition that does not decide actions, store the policy without them"
-        )
-    for key, expected_shape in sorted(expected.items()):
-        stored_shape = stored[key].shape if key in stored else None
-        if expected_shape != stored_shape:
-            path = stored[key].path if key in stored else folder
-            raise BadInput(f"{path}: {key}: config.json implies shape {expected_shape}, found {stored_shape}")
 
 
 def file_key(name: str) -> str:
@@ -126,12 +107,10 @@ def save_network(
 ) -> None:
     """Save a network without adapters as a checkpoint folder.
 
-    Writes config.json, generation_config.json, the weights in `dtype`, and proprio projector and L1 head in their own
-    dtypes.
+    Writes config.json, the weights in `dtype`, and proprio projector and L1 head in their own dtypes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", GENERATION_CONFIG)
     weights = {
         file_key(name): tensor.to("cpu", dtype)
         for name, tensor in network.state_dict().items()

@@ -12,21 +12,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from contracts import BadInput, refuse_lfs_pointer
+from contracts import read_bytes
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, PAD_ID
 
 PROMPT_MULTIPLE = 16  # prompts of different lengths are padded to a multiple of this
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load a checkpoint folder's tokenizer. Raises BadInput when it is missing."""
-    path = Path(folder) / "tokenizer.json"
-    if not path.exists():
-        raise BadInput(
-            f"{path} is missing: copy it from the checkpoint's source (AutoTokenizer makes it from tokenizer.model)"
-        )
-    refuse_lfs_pointer(path)
-    tokenizer = Tokenizer.from_file(str(path))
+    """Load a checkpoint folder's tokenizer. Raises BadInput when its file is missing."""
+    tokenizer = Tokenizer.from_buffer(read_bytes(Path(folder) / "tokenizer.json"))
     # The file may turn on padding and truncation, which would change the ids.
     tokenizer.no_padding()
     tokenizer.no_truncation()
