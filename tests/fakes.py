@@ -1,7 +1,8 @@
 """A policy, a simulator pool and records, small enough to reason about; they keep the contracts of the real ones.
 
 The policy is a torch module of a few hundred numbers with real gradients; the pool plays scripted episodes in any order
-of completion. A chunk has 4 actions of 2 tokens: A = 8, V = 256.
+of completion. A chunk has 4 actions of 2 tokens: A = 8, V = 256. The toy policy and pool at the end are a task that is
+learnt in a second.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from contracts import Observation
-from envs.env import Start
+from envs.env import ChunkResult, Start
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from vla.optimizer import make_optimizer
 from vla.tokens import median_tokens
@@ -33,7 +35,8 @@ FIRST_ACTION_TOKEN = 31744
 
 def observation(*features: float) -> Observation:
     """The simulator's state is what the robot feels."""
-    images, proprio = np.zeros((1, 2, 2, 3), dtype=np.uint8), np.array(features, dtype=np.float64)
+    proprio = np.array(features, dtype=np.float64)
+    images = np.zeros((1, 2, 2, 3), dtype=np.uint8)
     return Observation(images, proprio, "do it", state=proprio.astype(np.float32))
 
 
@@ -61,14 +64,14 @@ class FakePolicy(nn.Module):
     num_images = 1
     action_head = None
     frozen_weights = "float32"
-    device = torch.device("cpu")
+    device = kept_on = torch.device("cpu")
     base_fingerprint = "fake"
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
-    few_sizes = False
-    kept_on = torch.device("cpu")
+    few_sizes = is_compiled = False
     info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True)
 
     _teacher: FakePolicy | None = None  # None: itself without its adapter
+    _is_teacher = False
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
@@ -79,14 +82,13 @@ class FakePolicy(nn.Module):
         self.bias = nn.Parameter(torch.zeros(shape[0]))
         self.rows_run = 0  # observations that went through chunk_logits
         self.modes: list[tuple[str, int]] = []  # (who decided how, batch size) of each call of act
-        self._is_teacher = False
 
     def chunk_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
         self.rows_run += len(observations)
         return self._logits(self._features(observations, kept))
 
     def _features(self, observations: Sequence[Any], kept: Sequence[Any] | None) -> Tensor:
-        features = torch.tensor(np.stack([o.proprio for o in observations]), dtype=torch.float32)
+        features = torch.tensor(np.stack([o.proprio for o in observations]), dtype=self.base.dtype)
         known = [None] * len(observations) if kept is None else kept
         return torch.stack(
             [row if states is None else states for row, states in zip(features, known, strict=True)]
@@ -123,9 +125,8 @@ class FakePolicy(nn.Module):
         else:
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         actions = (tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1
-        actions = actions.reshape(len(tokens), CHUNK_LENGTH, ACTION_DIM)
-        logprobs = self.token_logprobs(logits, tokens, temperature)
-        return Acted(tokens, logprobs, actions, list(features))
+        actions = actions.reshape(len(tokens), self.chunk_length, self.action_dim)
+        return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions, list(features))
 
     @staticmethod
     def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
@@ -157,31 +158,27 @@ class FakePolicy(nn.Module):
             self._is_teacher = before
 
     def equals_teacher(self) -> bool:
-        return self._teacher is None and not self.adapter.any() and not self.bias.any()
+        return self._teacher is None and not any(p.any() for p in self.parameters())
 
     @property
     def network(self) -> FakePolicy:
         return self
 
-    is_compiled = False
-
     def recompute_everything(self) -> bool:
         return False
 
     def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
-        return make_optimizer([p for _, p in self.named_trainable_parameters()], lr, weight_decay)
+        return make_optimizer(list(self.parameters()), lr, weight_decay)
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [("adapter", self.adapter), ("bias", self.bias)]
+        return list(self.named_parameters())
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, parameter in self.named_trainable_parameters():
-            np.save(Path(folder) / f"{name}.npy", parameter.detach().numpy())
+        save_file(self.state_dict(), Path(folder) / "adapter.safetensors")
 
     def load_adapter(self, folder: str | Path) -> None:
-        for name, parameter in self.named_trainable_parameters():
-            parameter.data.copy_(torch.from_numpy(np.load(Path(folder) / f"{name}.npy")))
+        self.load_state_dict(load_file(Path(folder) / "adapter.safetensors"))
 
     def describe(self) -> list[tuple[str, str]]:
         return [("kind", "fake")]
@@ -216,29 +213,16 @@ class Script:
     fault_after: int = 0  # chunks that a faulty attempt plays first (0: the reset itself fails)
 
 
-@dataclass(frozen=True)
-class FakeResult:
-    """The fields of envs.env.ChunkResult."""
-
-    observation: Observation | None
-    success: bool
-    executed: int
-    env_steps: int
-    done: bool
-    error: str | None = None
-    sim_s: float = 0.25
-    render_s: float = 0.125
-    frames: list[np.ndarray] = field(default_factory=list)
-    preprocess_s: float = 0.0625
-
-
 @dataclass
-class _Slot:
+class Playing:
+    """The attempt at an episode that a slot plays."""
+
     task_id: int
     init_state_id: int
     script: Script
     attempt: int
     record: bool
+    success: bool  # so far
     env_steps: int = 0
     chunks: int = 0
     actions: np.ndarray | None = None  # of the request under way; None: a reset
@@ -253,12 +237,11 @@ class FakePool:
         self.num_slots = num_slots
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
         self.physics: list[str] = []  # of every reset
-        self.received: dict[
-            tuple[int, int, int], list[np.ndarray]
-        ] = {}  # (task, initial state, attempt) -> actions
+        # (task, initial state, attempt) -> the actions of its chunks
+        self.received: dict[tuple[int, int, int], list[np.ndarray]] = {}
         self._script = script
         self._attempts: dict[tuple[int, int], int] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Playing] = {}
         self._busy: list[int] = []
         self._order = None if order_seed is None else np.random.default_rng(order_seed)
 
@@ -269,7 +252,8 @@ class FakePool:
         self.started.append(key)
         self.physics.append(start.physics)
         self._attempts[key] = attempt = self._attempts.get(key, 0) + 1
-        self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, start.record)
+        script = self._script(*key)
+        self._slots[slot] = Playing(*key, script, attempt, start.record, script.success)
         self._busy.append(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> None:
@@ -279,7 +263,7 @@ class FakePool:
         self.received.setdefault((now.task_id, now.init_state_id, now.attempt), []).append(actions)
         self._busy.append(slot)
 
-    def ready(self, timeout_s: float | None = None) -> list[tuple[int, FakeResult]]:
+    def ready(self, timeout_s: float | None = None) -> list[tuple[int, ChunkResult]]:
         assert self._busy or timeout_s is not None, "nothing is under way: waiting would never end"
         if not self._busy:
             return []
@@ -290,36 +274,39 @@ class FakePool:
         self._busy = [slot for slot in self._busy if slot not in answered]
         return [(slot, self._play(slot)) for slot in answered]
 
-    def _play(self, slot: int) -> FakeResult:
+    def _play(self, slot: int) -> ChunkResult:
         now = self._slots[slot]
+        result = ChunkResult(env_steps=now.env_steps, sim_s=0.25, render_s=0.125, preprocess_s=0.0625)
         if now.attempt <= now.script.faults and now.chunks == now.script.fault_after:
             del self._slots[slot]
-            return FakeResult(None, False, 0, now.env_steps, done=True, error="planted fault")
+            return replace(result, done=True, error="planted fault")
         if now.actions is None:
-            return FakeResult(self._observe(now), False, 0, 0, done=False)
-        executed = min(len(now.actions), now.script.env_steps - now.env_steps)
-        now.env_steps += executed
+            return replace(result, observation=self._observe(now))
+        executed = now.actions[: now.script.env_steps - now.env_steps]
+        self._execute(now, executed)
         now.chunks += 1
         done = now.env_steps == now.script.env_steps
-        frames = [np.full((16, 16, 3), now.env_steps, dtype=np.uint8)] * executed if now.record else []
         if done:
             del self._slots[slot]
-        return FakeResult(
-            None if done else self._observe(now),
-            done and now.script.success,
-            executed,
-            now.env_steps,
-            done,
-            None,
-            frames=frames,
+        frame = np.full((16, 16, 3), now.env_steps, dtype=np.uint8)
+        return replace(
+            result,
+            observation=None if done else self._observe(now),
+            success=done and now.success,
+            executed=len(executed),
+            env_steps=now.env_steps,
+            done=done,
+            frames=[frame] * len(executed) * now.record,
         )
 
-    def _observe(self, now: _Slot) -> Observation:
+    def _execute(self, now: Playing, actions: np.ndarray) -> None:
+        now.env_steps += len(actions)
+
+    def _observe(self, now: Playing) -> Observation:
         """Depends on the whole past of the episode, so one other draw changes everything that follows."""
         moved = 0.0 if now.actions is None else float(np.tanh(now.actions.sum()))
-        return observation(
-            math.sin(1 + now.init_state_id + now.env_steps), math.cos(now.task_id) + 0.5, moved
-        )
+        place = math.sin(1 + now.init_state_id + now.env_steps)
+        return observation(place, math.cos(now.task_id) + 0.5, moved)
 
     def close(self) -> None:
         pass
@@ -368,3 +355,64 @@ def acted_batch(
             record.decisions.append(decision)
         trajectories.append(record)
     return flatten(trajectories, ACTION_DIM)
+
+
+# The toy: EPISODE env steps, at each of which one of 3 actions is right. An episode in which all were is a success.
+# Chunks have 2 actions, so every episode ends inside its second chunk.
+
+BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
+NEVER = -80.0  # logit of all others
+CONTEXTS = 2  # kinds of initial states
+EPISODE = 3  # env steps
+CHUNK = 2  # actions
+FEATURES = CONTEXTS * 2  # one-hot: context and decision number
+
+
+class ToyPolicy(FakePolicy):
+    """Logits (B, A, 3) = features times (base + adapter), in base's dtype; there is no bias."""
+
+    def __init__(self, base: Tensor, chunk_length: int, action_dim: int):
+        """base (F, A, 3)."""
+        super().__init__()
+        self.chunk_length, self.action_dim = chunk_length, action_dim
+        self.base = base
+        self.adapter = nn.Parameter(torch.zeros_like(base))
+        del self.bias
+
+    def _logits(self, features: Tensor) -> Tensor:
+        weights = self.base if self._is_teacher else self.base + self.adapter
+        used = torch.einsum("bf,fav->bav", features, weights)
+        everywhere = used.new_full((*used.shape[:2], NUM_BINS), NEVER)
+        return everywhere.index_copy(-1, torch.tensor(BINS), used)
+
+
+def pretrained_policy(seed: int) -> ToyPolicy:
+    """Somewhat better than chance at the task: the right action has a logit of about 0.7 above the others."""
+    base = 0.3 * torch.randn(FEATURES, CHUNK, len(BINS), generator=torch.Generator().manual_seed(seed))
+    for context in range(CONTEXTS):
+        for env_step in range(EPISODE):
+            decision, position = divmod(env_step, CHUNK)
+            base[2 * context + decision, position, right_choice(context, env_step)] += 0.7
+    return ToyPolicy(base, chunk_length=CHUNK, action_dim=1)
+
+
+def right_choice(context: int, env_step: int) -> int:
+    """Index into BINS of the action that the task wants."""
+    return (context + 2 * env_step) % len(BINS)
+
+
+class ToyPool(FakePool):
+    """The task in 16 environments."""
+
+    def __init__(self):
+        super().__init__(lambda *_: Script(EPISODE, success=True), num_slots=16)
+
+    def _execute(self, now: Playing, actions: np.ndarray) -> None:
+        for action in actions[:, 0]:
+            right = BINS[right_choice(now.init_state_id % CONTEXTS, now.env_steps)]
+            now.success &= action == right / 128 - 1
+            now.env_steps += 1
+
+    def _observe(self, now: Playing) -> Observation:
+        context = now.init_state_id % CONTEXTS
+        return observation(*np.eye(FEATURES)[2 * context + now.env_steps // CHUNK])

@@ -1,4 +1,4 @@
-"""The program's own rollouts, losses and updates really learn: on a task that takes a second (`tests/toy.py`).
+"""The program's own rollouts, losses and updates really learn: on a task that takes a second (`tests/fakes.py`).
 
 One setting for all seeds and all advantages.
 """
@@ -24,7 +24,7 @@ from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.teacher import settle_warmup
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, make_learner, update
-from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
+from tests.fakes import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
 SEEDS = range(2)
 UPDATES = 10
