@@ -194,9 +194,6 @@ class UpdateConfig:
     # is computed once, when the policy acts, and kept until the update has learned from it. all: adapters in all parts,
     # also in the vision transformers, and a trained proprio projector. (A trained adapter keeps its own number.)
     trained_blocks: PositiveInt | Literal["all"] = "all"
-    # Recompute activations in the backward pass, which is slower and needs less memory (auto: only in as many blocks as
-    # memory requires).
-    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], CHANGEABLE] = "auto"
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,6 @@ def plan_memory(
     )  # of the episodes that are still running then
     return plan_update(
         policy,
-        config.update.gradient_checkpointing,
         config.update.micro_batch_size,
         math.ceil(config.update.batch_size / ranks.size),
         simulators.gpu_gib * GIB,

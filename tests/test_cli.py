@@ -174,7 +174,7 @@ def test_other_flags_are_refused_with_both_values(run_folder):
 def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
     flags = (
         "--total-steps 9999 --wandb-mode offline --keep-checkpoints 5 --no-allow-zero-baseline --max-hours 3 "
-        "--micro-batch-size 1 --max-batch 1 --gradient-checkpointing on --memory-budget 24 --assets folder "
+        "--micro-batch-size 1 --max-batch 1 --memory-budget 24 --assets folder "
         "--kept-tasks 9 --simulators ray --warmup-agreement 0.5"
     )
     resumed = parse_train(["--resume", str(run_folder), *flags.split()]).config

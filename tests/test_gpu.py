@@ -161,6 +161,6 @@ def test_an_update_on_a_gpu_is_that_on_a_cpu(small, observations, trained_blocks
 def test_the_plan_keeps_states_on_the_gpu_as_far_as_they_fit(small, num_decisions, place):
     policy = policy_on_gpu(small, trained_blocks=1)
     rollout = RolloutSize(num_decisions, main_memory_bytes=float("inf"))
-    plan = plan_update(policy, "auto", "auto", 4, rollout=rollout)
+    plan = plan_update(policy, "auto", 4, rollout=rollout)
     assert plan == (4, 0)
     assert policy.kept_on.type == place

@@ -24,10 +24,7 @@ ADAPTER_BYTES = int(0.2 * GIB)
 def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_that_does():
     assert choose_plan(NEEDS, 6 * GIB, range(1, 3)) == (2, 0)
     assert choose_plan(NEEDS, 0.38 * GIB, range(1, 3)) == (1, 81)
-
-
-def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
-    with pytest.raises(BadInput, match=r"needs 0\.4 GiB .* 0\.2 GiB are left"):
+    with pytest.raises(BadInput, match="GiB are left"):
         choose_plan(NEEDS, 0.2 * GIB, range(1, 3))
 
 
@@ -54,35 +51,24 @@ def policy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("checkpointing", "micro_batch_size", "most_decisions", "expected_size", "expected_blocks"),
-    [
-        ("auto", "auto", 1, 1, 0),
-        ("auto", 2, 4, 2, 61),
-        ("on", "auto", 4, 4, 81),
-        ("off", "auto", 4, 1, 0),
-        ("off", 4, 4, 4, 0),
-    ],
+    ("micro_batch_size", "most_decisions", "plan"), [("auto", 1, (1, 0)), (2, 4, (2, 61)), (1, 4, (1, 0))]
 )
-def test_flags_decide_and_auto_is_what_fits(
-    policy, checkpointing, micro_batch_size, most_decisions, expected_size, expected_blocks
-):
-    plan = plan_update(policy, checkpointing, micro_batch_size, most_decisions)
-    assert plan == (expected_size, expected_blocks)
+def test_the_flag_decides_and_auto_is_what_fits(policy, micro_batch_size, most_decisions, plan):
+    assert plan_update(policy, micro_batch_size, most_decisions) == plan
 
 
 @pytest.mark.parametrize("micro_batch_size", ["auto", 1])
-@pytest.mark.parametrize("checkpointing", ["auto", "on"])
-def test_a_compiled_network_learns_from_two_decisions_at_least(policy, checkpointing, micro_batch_size):
+def test_a_compiled_network_learns_from_two_decisions_at_least(policy, micro_batch_size):
     """It would compute a single one twice."""
     policy.network.is_compiled = True
-    assert plan_update(policy, checkpointing, micro_batch_size, 1).micro_batch_size == 2
+    assert plan_update(policy, micro_batch_size, 1).micro_batch_size == 2
     assert shrink_batch(policy.network, 3, "full", learns=True) == 2
     assert shrink_batch(policy.network, 3, "full", learns=False) == 1
 
 
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
     policy.device = torch.device("cpu")
-    assert plan_update(policy, "auto", "auto", 4) == (4, 0)
+    assert plan_update(policy, "auto", 4) == (4, 0)
 
 
 NEEDS_OF_8_BLOCKS = [MemoryNeed(0, int(0.6 * GIB), 0.0), MemoryNeed(8, int(0.2 * GIB), 1.0)]
@@ -104,7 +90,7 @@ def test_kept_states_stay_on_the_gpu_unless_blocks_would_be_recomputed_for_them(
     monkeypatch.setattr(memory, "bytes_of_kept_states", lambda *_: int(kept_gib * GIB))
     policy.network.trained_blocks = policy.network.num_blocks = 8
     rollout = RolloutSize(1, main_memory_gib * GIB)
-    assert plan_update(policy, "auto", "auto", 4, rollout=rollout) == plan
+    assert plan_update(policy, "auto", 4, rollout=rollout) == plan
     assert (policy.kept_on and policy.kept_on.type) == kept_on
 
 

@@ -39,8 +39,7 @@ TIME_PER_PASS = 0.4
 FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
 ADVICE = (
     "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, train fewer "
-    "blocks (--trained-blocks 8), leave out --gradient-checkpointing off, raise --memory-budget, close other programs "
-    "on the GPU, or use a larger one"
+    "blocks (--trained-blocks 8), raise --memory-budget, close other programs on the GPU, or use a larger one"
 )
 
 
@@ -71,7 +70,6 @@ class MemoryNeed(NamedTuple):
 
 def plan_update(
     policy: Policy,
-    gradient_checkpointing: Literal["auto", "on", "off"],
     micro_batch_size: int | Literal["auto"],
     most_decisions: int,
     reserved_bytes: float = 0.0,
@@ -84,46 +82,34 @@ def plan_update(
     most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
     that other processes are going to use. instruction: one that the policy will get, because a large network is
     compiled for the length of its prompt. rollout: the rollouts that updates learn from. Raises BadInput when nothing
-    fits.
-
-    A compiled network gets at least 2 decisions at a time, also where micro_batch_size is 1.
+    fits. On a CPU nothing is measured, nothing recomputed, and all decisions are computed at once.
     """
-    network = policy.network
-    smallest = smallest_micro_batch(network)
+    smallest = smallest_micro_batch(policy.network)
     if micro_batch_size == "auto":
         sizes = list(range(smallest, max(most_decisions, smallest) + 1))
     else:
         sizes = [max(micro_batch_size, smallest)]
-    if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
-        plan = _measured_plan(policy, gradient_checkpointing, sizes, reserved_bytes, instruction, rollout)
-    else:
-        plan = Plan(sizes[-1], network.num_blocks if gradient_checkpointing == "on" else 0)
-        if policy.device.type == "cuda" and network.trained_blocks is not None:
-            policy.kept_on = torch.device(
-                "cpu"
-            )  # the states take no GPU memory that the flags give to other things
-    network.recomputed_blocks = plan.recomputed_blocks
+    plan = Plan(sizes[-1], 0)
+    if policy.device.type == "cuda":
+        (observation,) = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
+        plan = _measured_plan(policy, sizes, reserved_bytes, observation, rollout)
+    policy.network.recomputed_blocks = plan.recomputed_blocks
     return plan
 
 
 def _measured_plan(
     policy: Policy,
-    gradient_checkpointing: Literal["auto", "on", "off"],
     micro_batch_sizes: Sequence[int],
     reserved_bytes: float,
-    instruction: str,
+    observation: Observation,
     rollout: RolloutSize,
 ) -> Plan:
     """The fastest plan of these sizes that fits. With a frozen trunk, also set where its states are kept."""
     log.info(
         "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
     )
-    (observation,) = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
     needs = measure_needs(policy, observation)
     torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
-    if gradient_checkpointing != "auto":
-        recomputed_blocks = policy.network.num_blocks if gradient_checkpointing == "on" else 0
-        needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
     free_bytes = free_for_activations(policy, reserved_bytes)
     plan = choose_plan(needs, free_bytes, micro_batch_sizes)
     if policy.network.trained_blocks is None:

@@ -30,8 +30,9 @@ def write_card(out: Path, name: str, base: str, base_folder: Path, adapter: Stor
         pipeline_tag="robotics",
         tags=TAGS,
         model_name=name,
-        **licence_of(base_folder, hub_id),
     )
+    for field, value in licence_of(base_folder, hub_id).items():
+        data[field] = value
     card = ModelCard.from_template(
         data,
         template_str=TEMPLATE,

@@ -136,7 +136,7 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
     noise_scale = proprio_noise_scale(frames.observations)
     micro_batch_size = args.batch_size
     if isinstance(policy, Policy):  # before the optimizer takes its memory
-        plan = plan_update(policy, "auto", "auto", args.batch_size)
+        plan = plan_update(policy, "auto", args.batch_size)
         micro_batch_size = plan.micro_batch_size
     training = begin_training(args, policy, scratch, len(frames))
     steps_taken = int(training.records[-1]["step"]) if training.records else 0
