@@ -73,6 +73,10 @@ class ModelConfig:
     # Images per decision; 1: agentview, 2: the wrist camera, too (None: as the checkpoint says; public ones do not, and
     # are assumed to read two if they have an L1 head and proprio, else one).
     num_images: PositiveInt | None = None
+    # What a checkpoint with an L1 head acts and learns by. tokens: its token head, which was never trained on actions;
+    # laplace: tokens drawn around the L1 head's actions (a Laplace distribution), so that training starts at its full
+    # success, and ends with an L1 checkpoint again. (A trained adapter keeps its own way.)
+    l1_student: Literal["tokens", "laplace"] = "tokens"
     # Where the policy runs (auto: on a GPU if there is one).
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Precision of the frozen weights; adapters are float32. int8 and fp8 store the language model in half the memory of
@@ -96,7 +100,7 @@ class PhaseConfig:
     # Begin with a warmup and a transition. --no-warmup: RL alone from env step 0.
     warmup: bool = True
     # Env steps of the warmup, in which the student learns to match the teacher (auto: 50000 if the teacher is an L1
-    # head, beside which no token head was trained; else 4000).
+    # head, beside which no token head was trained; no warmup and no transition with --l1-student laplace; else 4000).
     warmup_steps: NonNegativeInt | Literal["auto"] = "auto"
     # Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0.
     transition_steps: NonNegativeInt = 5_000

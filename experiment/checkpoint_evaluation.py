@@ -31,7 +31,7 @@ from experiment.setup import make_spec
 from experiment.simulators import Limit, count_simulators, find_renderer_apart
 from experiment.terminal import say
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
-from vla.adapter_folder import base_and_adapter, has_usable_l1_head
+from vla.adapter_folder import base_and_adapter
 from vla.dataset_statistics import select_key
 from vla.hub import commit_of
 from vla.policy import Mode, Policy
@@ -163,7 +163,7 @@ def open_evaluation(config: EvalConfig, plan: Plan, out: Path) -> tuple[Policy, 
 def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
     """The rules of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
     checkpoint = str(config.model.checkpoint)
-    can_act_by_l1 = has_usable_l1_head(checkpoint, policy.action_head)
+    can_act_by_l1 = policy.can_act_by_l1(checkpoint)
     modes: Sequence[Mode]
     if config.mode is not None:
         modes = config.mode

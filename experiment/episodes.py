@@ -98,13 +98,11 @@ class Rule:
 
     @property
     def behaviour(self) -> Behaviour:
-        # The L1 head is a part of the pretrained policy, which is the teacher.
-        teacher_acts = self.actor == "teacher" or self.mode == "l1"
         teacher_mode: TeacherMode = "greedy" if self.mode == "sample" else self.mode
         return Behaviour(
-            epsilon=1.0 if teacher_acts else 0.0,
+            epsilon=1.0 if self.actor == "teacher" else 0.0,
             temperature=self.temperature or 1.0,
             teacher_mode=teacher_mode,
-            student_mode="greedy" if self.mode == "l1" else self.mode,
+            student_mode=self.mode,
             keep_observations=False,
         )

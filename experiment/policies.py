@@ -11,7 +11,7 @@ from contracts import BadInput
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
 from rl.teacher import TeacherChoice, choose_teacher
-from vla.adapter_folder import base_and_adapter, has_usable_l1_head
+from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.device import choose_device, is_large
 from vla.hub import resolve_checkpoint
@@ -70,6 +70,7 @@ def load_policy(
         num_images=model.num_images,
         lora_rank=lora_rank,
         trained_blocks=None if trained_blocks == "all" else trained_blocks,
+        l1_student=model.l1_student,
         seed=seed,
         device=model.device,
         memory_budget=model.memory_budget,
@@ -90,8 +91,11 @@ def load_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
         except BadInput as problem:
             raise BadInput(f"--teacher {checkpoint}: {problem}") from None
     with policy.teacher() as teacher:
-        can_act_by_l1 = has_usable_l1_head(checkpoint, teacher.action_head)
-    return choose_teacher(config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1)
+        can_act_by_l1 = teacher.can_act_by_l1(checkpoint)
+        is_laplace = teacher.is_laplace
+    return choose_teacher(
+        config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1, is_laplace
+    )
 
 
 def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
@@ -103,8 +107,10 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
 
 
 def weights_fingerprint(policy: Policy) -> str:
-    """Hash the policy's weights: samples of the frozen ones (`vla.weights.fingerprint`) and all trained ones."""
+    """Hash what decides: samples of the frozen weights (`vla.weights.fingerprint`), all trained ones, and the head."""
     digest = hashlib.sha256(policy.base_fingerprint.encode())
+    if policy.is_laplace:
+        digest.update(b"laplace")
     for name, parameter in policy.named_trainable_parameters():
         digest.update(name.encode())
         digest.update(parameter.detach().float().cpu().numpy().tobytes())

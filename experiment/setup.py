@@ -64,7 +64,7 @@ def set_up(config: TrainConfig, check_only: bool = False) -> Iterator[Setup]:
     simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
     plan = plan_memory(policy, config, simulators, ranks, tasks[0])
     config = changed(config, num_envs=simulators.num_envs, micro_batch_size=plan.micro_batch_size)
-    config = settle_warmup(config, teacher.mode)
+    config = settle_warmup(config, teacher.mode, policy.is_laplace)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
     for name, text in policy.describe():

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from contracts import BadInput, Observation
 from lerobot_policy_vla_grpo.configuration_vla_grpo import IMAGES, VlaGrpoConfig
-from vla.adapter_folder import has_usable_l1_head
 from vla.images import to_levels
 from vla.loading import LoadOptions
 from vla.policy import Policy
@@ -38,7 +37,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             frozen_weights=config.frozen_weights,
         )
         self.policy = Policy.load(config.checkpoint, options)
-        if config.mode == "l1" and not has_usable_l1_head(config.checkpoint, self.policy.action_head):
+        if config.mode == "l1" and not self.policy.can_act_by_l1(config.checkpoint):
             raise BadInput(
                 f"--policy.mode=l1: {config.checkpoint} has no L1 action head; use --policy.mode=greedy"
             )

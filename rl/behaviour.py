@@ -27,7 +27,7 @@ class Behaviour:
     epsilon: float  # probability that the teacher makes the rollout's first decision
     temperature: float  # the student's sampling temperature
     teacher_mode: TeacherMode = "greedy"
-    student_mode: Literal["greedy", "median", "sample"] = "sample"
+    student_mode: Literal["greedy", "median", "sample", "l1"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     physics: Physics = "exact"  # the simulators' mode; evaluations always use exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images

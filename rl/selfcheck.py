@@ -110,6 +110,8 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
 
     It is small in checkpoints that were trained by regression. must_be_trained: raise BadInput if it is small.
     """
+    if policy.is_laplace:
+        return "not used: tokens are drawn around the L1 head's actions"
     mass = action_mass(policy, observation)
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     if must_be_trained and not mass >= SMALLEST_ACTION_MASS:

@@ -30,8 +30,14 @@ class TeacherChoice(NamedTuple):
     why: str
 
 
-def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
-    """Replace `auto` in the settings of the warmup by numbers that suit the teacher."""
+def settle_warmup(config: TrainConfig, mode: TeacherMode, is_laplace: bool = False) -> TrainConfig:
+    """Replace `auto` in the settings of the warmup by numbers that suit the teacher.
+
+    is_laplace: whether the student's tokens are drawn around an L1 head's actions. It then equals that teacher from the
+    start, and `auto` means neither warmup nor transition.
+    """
+    if is_laplace and config.phases.warmup_steps == "auto":
+        config = changed(config, warmup=False)
     is_l1 = mode == "l1"
     automatic = {
         "warmup_actor": "student" if is_l1 else "teacher",
@@ -43,13 +49,15 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
     return changed(config, **{name: value for name, value in automatic.items() if settings[name] == "auto"})
 
 
-def choose_teacher(phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool) -> TeacherChoice:
+def choose_teacher(
+    phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, is_laplace: bool = False
+) -> TeacherChoice:
     """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
 
-    checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. Raises
-    BadInput when the flags ask for what it cannot do.
+    checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. is_laplace:
+    whether the teacher's tokens are drawn around its actions. Raises BadInput when the flags ask for what it cannot do.
     """
-    mode, why = _mode_and_reason(phases, checkpoint, has_l1_head)
+    mode, why = _mode_and_reason(phases, checkpoint, has_l1_head, is_laplace)
     if kl_coef > 0 and mode == "l1":
         raise BadInput(
             "--kl-coef needs the teacher's token distribution, and the L1 head has none; leave it out or use --teacher "
@@ -58,7 +66,9 @@ def choose_teacher(phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_
     return TeacherChoice(mode, why)
 
 
-def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) -> tuple[TeacherMode, str]:
+def _mode_and_reason(
+    phases: PhaseConfig, checkpoint: str, has_l1_head: bool, is_laplace: bool
+) -> tuple[TeacherMode, str]:
     if phases.teacher == "greedy":
         return "greedy", "as asked by --teacher"
     if phases.teacher == "median":
@@ -68,6 +78,8 @@ def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) ->
             raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
         return "l1", "as asked by --teacher"
     name = phases.teacher_checkpoint or "the checkpoint"
+    if is_laplace:
+        return "greedy", f"the likeliest tokens of {name} are those of its L1 head's actions"
     if has_l1_head:
         return "l1", f"{name} was trained by regression: its token logits mean nothing"
     return "greedy", f"{name} has no action head, so its likeliest tokens are the teacher's"

@@ -63,6 +63,7 @@ class FakePolicy(nn.Module):
     action_dim = ACTION_DIM
     num_images = 1
     action_head = None
+    is_laplace = False
     frozen_weights = "float32"
     device = kept_on = torch.device("cpu")
     base_fingerprint = "fake"

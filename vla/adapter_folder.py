@@ -41,6 +41,7 @@ class StoredAdapter:
     # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it.
     base_fingerprint: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
+    l1_student: str  # see `LoadOptions.l1_student`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
 
     def trained_blocks(self, num_blocks: int) -> int | None:
@@ -64,12 +65,6 @@ def base_of_adapter(folder: Path) -> str | None:
     if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
         raise BadInput(f"{path}: base_model_name_or_path is {base}: write where the base is now")
     return base
-
-
-def has_usable_l1_head(checkpoint: str, action_head: torch.nn.Module | None) -> bool:
-    """Whether the policy of a checkpoint can act by its L1 head. A trained adapter cannot: it was trained on tokens."""
-    _, adapter = base_and_adapter(checkpoint)
-    return action_head is not None and adapter is None
 
 
 def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
@@ -122,6 +117,7 @@ def write_adapter(
         "base_fingerprint": base_fingerprint,
         "frozen_weights": frozen_weights,
         "looks": " ".join(sorted(set(looks))),
+        "l1_student": "tokens" if network.l1_head is None else "laplace",
     }
     if num_images is not None:
         metadata["num_images"] = str(num_images)
@@ -166,6 +162,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         base_model=config.base_model_name_or_path,
         base_fingerprint=metadata.get("base_fingerprint"),
         frozen_weights=metadata.get("frozen_weights"),
+        l1_student=metadata.get("l1_student", "tokens"),
         tensors=tensors,
     )
 

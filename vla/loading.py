@@ -25,6 +25,7 @@ from vla.prompts import load_tokenizer
 
 FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
 Compile = Literal["auto", "on", "off"]
+L1Student = Literal["tokens", "laplace"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class LoadOptions:
     # Adapters only in the token head and so many blocks at the language model's end, above a frozen trunk; None: in all
     # parts. A trained adapter keeps its own number, too.
     trained_blocks: int | None = None
+    # Beside an L1 head: draw tokens by the token head, or from a Laplace distribution around the L1 head's actions. A
+    # trained adapter keeps its own way.
+    l1_student: L1Student = "tokens"
     seed: int = 0
     # See `choose_device`
     device: str | torch.device = "auto"
@@ -127,14 +131,18 @@ def _load_networks(
         rank = adapter.rank
         alpha = adapter.alpha
         trained_blocks = adapter.trained_blocks(info.config.llama.num_hidden_layers)
+        l1_student = adapter.l1_student
     else:
         rank = options.lora_rank
         alpha = rank if options.lora_alpha is None else options.lora_alpha
         trained_blocks = options.trained_blocks
+        l1_student = options.l1_student
     if trained_blocks is not None:
         network.train_last_blocks(trained_blocks)
     network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
-    return network, load_action_head(info, device, dtype)
+    head = load_action_head(info, device, dtype)
+    network.l1_head = head if l1_student == "laplace" else None
+    return network, head
 
 
 def dtype_of(frozen_weights: str, device: torch.device) -> torch.dtype:

@@ -79,6 +79,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         device=device,
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
+        l1_student="laplace" if stored.l1_student == "laplace" else "tokens",
     )
     with unfinished_folder(out) as folder:
         policy = Policy.load(base, replace(options, statistics=str(info.statistics_folder)))
@@ -118,8 +119,9 @@ def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
 def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> None:
     """Write the base's weights with the adapter added, the small files, and the trained proprio projector.
 
-    The base's L1 head is left out, because training has changed its inputs. The number of images is written to
-    config.json, because readers would otherwise infer it from the presence of that head.
+    The base's L1 head is copied if the adapter was trained to act by it. Otherwise it is left out, because training has
+    changed its inputs. The number of images is written to config.json, because readers would otherwise infer it from
+    the presence of that head.
     """
     total_size = 0
     for path, entries in by_file(info.weights.values()).items():
@@ -141,6 +143,8 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
     projector = read_tensors(trained) if trained.is_file() else read_proprio_state(info)
     if projector is not None:
         write_pt(out / (info.proprio_file.name if info.proprio_file else PROPRIO_FILE), projector)
+    if adapter.l1_student == "laplace" and info.action_head_file is not None:
+        shutil.copyfile(info.action_head_file, out / info.action_head_file.name)
 
 
 def add_adapter(shard: dict[str, Tensor], adapter: StoredAdapter) -> None:

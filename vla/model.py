@@ -31,7 +31,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_ro
 from vla.adapters import AdaptedLayers
 from vla.lora import LoraLinear
 from vla.network_config import NetworkConfig
-from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
+from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID, laplace_logits
 from vla.vision import FusedVisionBackbone, vit_block
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # rows of lm_head: 31744..31999
@@ -138,7 +138,8 @@ class ResidualMLP(nn.Module):
         x = F.relu(self.fc1(self.layer_norm1(x)))
         for block in self.mlp_resnet_blocks:
             x = block(x)
-        return self.fc2(self.layer_norm2(x))
+        # In float32, because bfloat16 would round the actions to half a bin.
+        return F.linear(self.layer_norm2(x).float(), self.fc2.weight.float(), self.fc2.bias.float())
 
 
 class L1RegressionHead(nn.Module):
@@ -181,6 +182,8 @@ class OpenVLAOFT(nn.Module):
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector: ProprioProjector | None = None
+        # The frozen L1 head, if action tokens are drawn around its actions; None: the token head's logits are used
+        self.l1_head: L1RegressionHead | None = None
         # The number of trained blocks of the language model above a frozen trunk; None: the trunk is trained, too.
         self.trained_blocks: int | None = None
         self._first_layer_of_top = 0
@@ -343,6 +346,8 @@ class OpenVLAOFT(nn.Module):
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the action tokens 31744..31999 alone: hidden (B, A, D) -> (B, A, 256) float32."""
+        if self.l1_head is not None:
+            return laplace_logits(self.l1_head(hidden).flatten(1))
         head = self.language_model.lm_head
         if isinstance(head, LoraLinear):
             return head.rows(hidden, ACTION_ROWS)

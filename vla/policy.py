@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation
-from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
+from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, same_statistics, unnormalise
@@ -72,6 +72,8 @@ class Policy:
         self.info = info
         self.network = network
         self.action_head = parts.action_head
+        # Whether tokens are drawn around the L1 head's actions, which then are the greedy tokens' actions
+        self.is_laplace = network.l1_head is not None
         self.unnorm_key = parts.unnorm_key
         self.base_model = parts.base_model
         self.frozen_weights = parts.frozen_weights
@@ -123,14 +125,15 @@ class Policy:
         """Decide one chunk per observation. kept: see `chunk_logits`.
 
         greedy: argmax over the 256 action tokens. median: the token at which their cumulative probability reaches one
-        half. sample: one draw per position from softmax(logits / temperature);
-        each observation has its own CPU generator, so that its draws do not depend on the batch. l1: the chunk of the
-        regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits;
-        ValueError for another mode.
+        half. sample: one draw per position from softmax(logits / temperature); each observation has its own CPU
+        generator, so that its draws do not depend on the batch. l1: the chunk of the regression head; its tokens are
+        the nearest ones. Raises BadInput for l1 without that head, and for non-finite logits; ValueError for another
+        mode.
         """
         self.network.adapters.refresh()
         states = self._trunk(observations, kept)
         logits, hidden = self._top(observations, states)
+        chunk = None
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "median":
@@ -150,7 +153,7 @@ class Policy:
                 "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
                 "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
-        actions = self.actions(tokens.cpu().numpy())
+        actions = self.actions(tokens.cpu().numpy()) if chunk is None else self.scaled(chunk)
         if kept is None:
             kept = self._keep(states, len(observations))
         return Acted(tokens.cpu(), logprobs, actions, kept)
@@ -220,9 +223,20 @@ class Policy:
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
-        normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
+        return self.scaled(decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim))
+
+    def scaled(self, normalised: np.ndarray) -> np.ndarray:
+        """Normalised actions (B, chunk_length, action_dim) in the env's units and conventions, float64."""
         actions = unnormalise(normalised, self.statistics.action)
         return to_env(actions) if self._has_libero_gripper else actions
+
+    def can_act_by_l1(self, checkpoint: str) -> bool:
+        """Whether the policy of `checkpoint`, on this network, can act by the L1 head.
+
+        A trained adapter cannot if it was trained on tokens: it has changed what the head reads.
+        """
+        _, adapter = base_and_adapter(checkpoint)
+        return self.action_head is not None and (adapter is None or self.is_laplace)
 
     # Teacher
 
@@ -272,8 +286,13 @@ class Policy:
         """
         adapter = read_adapter(Path(folder))
         layers = self.network.adapters
-        students_kind = (self.base_fingerprint, layers.rank, layers.alpha)
-        adapters_kind = (adapter.base_fingerprint, adapter.rank, adapter.alpha)
+        students_kind = (self.base_fingerprint, layers.rank, layers.alpha, self.is_laplace)
+        adapters_kind = (
+            adapter.base_fingerprint,
+            adapter.rank,
+            adapter.alpha,
+            adapter.l1_student == "laplace",
+        )
         is_below_top = not adapter.tensors.keys() <= layers.named_matrices().keys()
         info = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder)
         statistics = info.statistics.get(self.unnorm_key)
@@ -341,6 +360,7 @@ class Policy:
         rows = [
             ("checkpoint", self.base_model),
             ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
+            ("tokens", "drawn around the L1 head's actions" if self.is_laplace else "of the token head"),
             ("reads", self.info.reads),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),

@@ -26,6 +26,8 @@ ACTION_TOKEN_IDS = range(VOCABULARY_SIZE - NUM_BINS, VOCABULARY_SIZE)  # 31744 (
 FIRST_ACTION_TOKEN = ACTION_TOKEN_IDS.start
 BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
+# Scale of the distribution around an L1 head's action, in normalised units, at temperature 1: 6 bins
+LAPLACE_SCALE = 0.05
 
 
 def encode(actions: np.ndarray) -> np.ndarray:
@@ -49,6 +51,19 @@ def to_env(actions: np.ndarray) -> np.ndarray:
     env_actions = np.array(actions, dtype=np.float64)
     env_actions[..., -1] = -np.sign(2.0 * env_actions[..., -1] - 1.0)
     return env_actions
+
+
+def laplace_logits(values: Tensor) -> Tensor:
+    """Logits of a discretised Laplace distribution around normalised values: (B, A) -> (B, A, 256) float32.
+
+    -|centre - value| / LAPLACE_SCALE for the centre of each bin. The likeliest bin is the one that `encode` gives the
+    value. Bin 256 has the centre that would follow, because `encode` gives it the values that lie there.
+    """
+    width = 2.0 / (NUM_BINS - 1)
+    centres = torch.linspace(
+        1 + width / 2, -1 + width / 2, NUM_BINS, device=values.device
+    )  # of columns 0 to 255
+    return -(values.float()[..., None] - centres).abs() / LAPLACE_SCALE
 
 
 def sample_tokens(
