@@ -66,6 +66,7 @@ _GUIDE = changed(
     eval_init_states=(40, 50),
     num_envs=1,
     warmup_actor="teacher",
+    warmup_target="hard",
     warmup_steps=25_000,
     warmup_agreement=0.0,
     total_steps=100_000,

@@ -15,6 +15,7 @@ from pydantic import Field
 from configs.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Share
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
+WarmupTarget = Literal["hard", "soft", "spread"]
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
 # in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
 # setting would give other results than a run that was never stopped.
@@ -109,6 +110,10 @@ class PhaseConfig:
     # Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
     # student reaches (auto: student if the teacher is an L1 head, else teacher).
     warmup_actor: Literal["auto", "teacher", "student"] = "auto"
+    # What the student learns in the warmup for each number of an action. hard: the teacher's token alone (the guide's);
+    # soft: the teacher's distribution at the temperature 0.3, which an L1 head does not have; spread: a Gaussian around
+    # the teacher's token, with a standard deviation of 4 bins.
+    warmup_target: WarmupTarget = "hard"
     # The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
     # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy. Or
     # another CHECKPOINT (folder, hub id or trained adapter): a stronger policy with the same inputs.

@@ -14,30 +14,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.sections import LossConfig
+from configs.sections import LossConfig, WarmupTarget
 from rl.optimizer import Statistics
 from rl.trajectory import Batch
-from vla.tokens import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
 # Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
 LOGRATIO_LIMIT = 5.0
+SOFT_TEMPERATURE = 0.3  # of the teacher's distribution as the warmup's target
+SPREAD_BINS = 4.0  # standard deviation of the Gaussian around the teacher's token as the warmup's target
 DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most this (Ye et al. 2020)
 
 
-def distillation_loss(logits: Tensor, micro_batch: Batch) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at temperature 1 with the teacher's tokens as targets, summed; and statistics.
+def distillation_loss(logits: Tensor, micro_batch: Batch, target: WarmupTarget) -> tuple[Tensor, Statistics]:
+    """Cross-entropy of the student at temperature 1 with the teacher's target distributions, summed; and statistics.
 
     logits (B, A, V), of the V action tokens.
     """
     # The tokens are the teacher's, even if the student acted.
-    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
-    logprobs = F.log_softmax(logits, dim=-1)  # (B, A, V)
-    cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
+    columns = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
+    if target == "soft":
+        assert micro_batch.teacher_logprobs is not None
+        targets = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True).exp()  # (B, A, V)
+    elif target == "spread":
+        targets = spread_over_bins(columns, SPREAD_BINS)
+    else:
+        targets = F.one_hot(columns, NUM_BINS)
+    cross_entropy = -(targets * F.log_softmax(logits, dim=-1)).sum(-1)  # (B, A)
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
-        is_equal = (logits.argmax(-1) == targets).float()  # (B, A)
+        is_equal = (logits.argmax(-1) == columns).float()  # (B, A)
         accuracy = (micro_batch.weights * masked_mean(is_equal, micro_batch.executed)).sum()
     return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
+
+
+def spread_over_bins(columns: Tensor, deviation: float) -> Tensor:
+    """Gaussians of this standard deviation, in bins, around columns of the logits: (B, A) -> (B, A, V) probabilities.
+
+    Each bin has the Gaussian's mass over it, normalised over all bins (HL-Gauss, Farebrother et al. 2024).
+    """
+    edges = torch.arange(NUM_BINS + 1, device=columns.device) - 0.5
+    masses = torch.special.ndtr((edges - columns[..., None]) / deviation).diff(dim=-1)
+    return masses / masses.sum(-1, keepdim=True)
 
 
 def ppo_loss(

@@ -58,10 +58,11 @@ def choose_teacher(
     whether the teacher's tokens are drawn around its actions. Raises BadInput when the flags ask for what it cannot do.
     """
     mode, why = _mode_and_reason(phases, checkpoint, has_l1_head, is_laplace)
-    if kl_coef > 0 and mode == "l1":
+    learns_distribution = phases.warmup and phases.warmup_target == "soft"
+    if mode == "l1" and (kl_coef > 0 or learns_distribution):
         raise BadInput(
-            "--kl-coef needs the teacher's token distribution, and the L1 head has none; leave it out or use --teacher "
-            "greedy"
+            "--kl-coef and --warmup-target soft need the teacher's token distribution, and the L1 head has none: leave "
+            "them out, or use --warmup-target spread"
         )
     return TeacherChoice(mode, why)
 

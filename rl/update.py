@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig
-from configs.sections import LossConfig, UpdateConfig
+from configs.sections import LossConfig, UpdateConfig, WarmupTarget
 from rl.critic import Critic
-from rl.losses import distillation_loss, policy_advantages, ppo_loss
+from rl.losses import SOFT_TEMPERATURE, distillation_loss, policy_advantages, ppo_loss
 from rl.optimizer import (
     Statistics,
     accumulate_gradient,
@@ -128,13 +128,14 @@ def update(
 def choose_loss(policy: Policy, phase: PhaseState, config: TrainConfig) -> Loss:
     """The loss that an update of the phase minimises, as a function of a micro-batch."""
     if phase.distils:
-        return partial(imitation, policy)
+        return partial(imitation, policy, config.phases.warmup_target)
     return partial(reinforcement, policy, config.loss, config.rollout.temperature)
 
 
-def imitation(policy: Policy, micro_batch: Batch) -> tuple[Tensor, Statistics]:
+def imitation(policy: Policy, target: WarmupTarget, micro_batch: Batch) -> tuple[Tensor, Statistics]:
     """The loss of the warmup."""
-    return distillation_loss(policy.chunk_logits(micro_batch.observations, micro_batch.kept), micro_batch)
+    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
+    return distillation_loss(logits, micro_batch, target)
 
 
 def reinforcement(
@@ -217,8 +218,12 @@ def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: Tra
     if phase.distils:
         if phase.needs_teacher_labels:
             batch = replace(batch, tokens=teacher_tokens(learner, batch, config))
+        if config.phases.warmup_target == "soft":
+            logprobs = teacher_logprobs(learner, batch, config, SOFT_TEMPERATURE)
+            batch = replace(batch, teacher_logprobs=logprobs)
     elif config.loss.kl_coef > 0:
-        batch = replace(batch, teacher_logprobs=teacher_logprobs(learner, batch, config))
+        logprobs = teacher_logprobs(learner, batch, config, config.rollout.temperature)
+        batch = replace(batch, teacher_logprobs=logprobs)
     return batch
 
 
@@ -237,14 +242,14 @@ def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tenso
 
 
 @torch.no_grad()
-def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
-    """The teacher's log-probs at the sampling temperature, (N, A, V) on the CPU. Each rank computes a part."""
+def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig, temperature: float) -> Tensor:
+    """The teacher's log-probs at a temperature, (N, A, V) on the CPU. Each rank computes a part."""
 
     def logprobs_of(rows: Tensor) -> Tensor:
         logprobs: list[Tensor] = []
         for part in batch[rows].split(int(config.update.micro_batch_size)):
             logits = learner.policy.teacher_logits(part.observations, part.kept)
-            logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
+            logprobs.append(F.log_softmax(logits / temperature, dim=-1).cpu())
         return torch.cat(logprobs)
 
     return learner.ranks.divide(len(batch), logprobs_of)

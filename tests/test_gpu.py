@@ -87,6 +87,14 @@ def test_recorded_passes_are_the_eager_ones(small, observations, trained_blocks,
 
 
 @both_trunks
+def test_recorded_passes_that_end_in_an_l1_head_are_the_eager_ones(small, observations, trained_blocks):
+    options = {"trained_blocks": trained_blocks, "l1_student": "laplace"}
+    assert_same_twice(
+        policy_on_gpu(small, **options), policy_on_gpu(small, compile="off", **options), observations
+    )
+
+
+@both_trunks
 def test_compiled_and_recorded_passes_are_the_eager_ones(small, observations, trained_blocks):
     options = {"trained_blocks": trained_blocks}
     assert_same_twice(

@@ -18,6 +18,7 @@ from rl.losses import (
     entropy,
     exact_kl,
     policy_advantages,
+    spread_over_bins,
 )
 from rl.trajectory import Batch, flatten
 from tests.fakes import ACTION_DIM, trajectory
@@ -110,16 +111,53 @@ def micro_batch(tokens: torch.Tensor, executed: torch.Tensor) -> Batch:
     )
 
 
-def test_distillation_is_the_mean_cross_entropy_over_executed_tokens(generator, executed):
+def test_distillation_by_hard_targets_is_the_mean_cross_entropy_over_executed_tokens(generator, executed):
     logits = torch.randn(B, A, V, generator=generator)
     bins = torch.randint(V, (B, A), generator=generator)
     micro = micro_batch(bins + FIRST_ACTION_TOKEN, executed)
-    loss, statistics = distillation_loss(logits, micro)
+    loss, statistics = distillation_loss(logits, micro, "hard")
     expected = F.cross_entropy(logits[executed], bins[executed]).item()
     agreement = (logits.argmax(-1) == bins)[executed].float().mean().item()
     assert loss.item() / B == pytest.approx(expected, rel=1e-6)
     assert statistics["distill/loss"].item() / B == pytest.approx(expected, rel=1e-6)
     assert statistics["distill/accuracy"].item() / B == pytest.approx(agreement, rel=1e-6)
+
+
+def soft_batch(teachers_logits, temperature, executed):
+    tokens = teachers_logits.argmax(-1) + FIRST_ACTION_TOKEN
+    teacher_logprobs = (teachers_logits / temperature).log_softmax(-1)
+    return replace(micro_batch(tokens, executed), teacher_logprobs=teacher_logprobs)
+
+
+def test_in_the_limit_soft_and_spread_targets_are_the_hard_ones(monkeypatch, generator, executed):
+    monkeypatch.setattr("rl.losses.SPREAD_BINS", 1e-3)
+    logits = torch.randn(B, A, V, generator=generator)
+    batch = soft_batch(torch.randn(B, A, V, generator=generator), 1e-5, executed)
+    hard, soft, spread = (distillation_loss(logits, batch, kind)[0] for kind in ("hard", "soft", "spread"))
+    torch.testing.assert_close(soft, hard)
+    torch.testing.assert_close(spread, hard)
+
+
+def test_a_student_meets_the_soft_target_by_its_teachers_logits_over_the_temperature(generator, executed):
+    teachers_logits = torch.randn(B, A, V, generator=generator)
+    batch = soft_batch(teachers_logits, 0.3, executed)
+    slopes = []
+    for divisor in (0.3, 1.0):
+        logits = (teachers_logits / divisor).requires_grad_()
+        distillation_loss(logits, batch, "soft")[0].backward()
+        slopes.append(logits.grad.abs().max().item())
+    assert slopes[0] < 1e-6 < 1e-3 < slopes[1]
+
+
+def test_a_spread_target_is_a_gaussian_over_the_bins_cut_off_at_the_ends():
+    target = spread_over_bins(torch.tensor([[128, 0]]), deviation=4.0).double()[0]
+    bins = torch.arange(V).double()
+    torch.testing.assert_close(target.sum(-1), torch.ones(2).double(), rtol=0, atol=1e-6)
+    mean = (target[0] * bins).sum()
+    variance = (target[0] * (bins - mean).square()).sum()
+    assert mean.item() == pytest.approx(128)
+    assert variance.item() == pytest.approx(4.0**2 + 1 / 12, rel=1e-3)  # of the Gaussian and of a bin's width
+    torch.testing.assert_close(target[1, :20] / target[1, 0], target[0, 128:148] / target[0, 128])
 
 
 # divergences and entropy

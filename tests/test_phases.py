@@ -86,5 +86,7 @@ def test_a_teacher_that_cannot_be_is_refused():
         choose_teacher(PhaseConfig(teacher="l1"), "a/checkpoint", 0.0, has_l1_head=False)
     with pytest.raises(BadInput, match="--kl-coef"):
         choose_teacher(PhaseConfig(), "a/checkpoint", 0.1, has_l1_head=True)
+    with pytest.raises(BadInput, match="--warmup-target soft"):
+        choose_teacher(PhaseConfig(warmup_target="soft"), "a/checkpoint", 0.0, has_l1_head=True)
     other = PhaseConfig(teacher="some/other")
     assert choose_teacher(other, "a/checkpoint", 0.1, has_l1_head=False).mode == "greedy"

@@ -184,16 +184,21 @@ def test_with_kl_or_entropy_zero_advantages_run_and_move_the_policy(policy, batc
     assert not torch.equal(policy.bias, before[1])
 
 
-def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(policy, batch):
+@pytest.mark.parametrize(("phase", "temperature"), [(RL, 1.6), (WARMUP, 0.3)])
+def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(
+    policy, batch, phase, temperature
+):
+    """Of the student's for the KL term, and of a soft target in the warmup."""
     with policy.teacher():
-        expected = (policy.chunk_logits(batch.observations) / 1.6).log_softmax(-1)
+        expected = (policy.chunk_logits(batch.observations) / temperature).log_softmax(-1)
     for size in (1, 3, N):
         config = TrainConfig(
+            phases=PhaseConfig(warmup_target="soft"),
             loss=LossConfig(kl_coef=0.1),
             rollout=RolloutConfig(temperature=1.6),
             update=UpdateConfig(micro_batch_size=size),
         )
-        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
+        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase, config)
         assert torch.equal(prepared.teacher_logprobs, expected)
 
 
