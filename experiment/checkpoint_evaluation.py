@@ -142,7 +142,15 @@ def play(config: EvalConfig, plan: Plan, out: Path, before: Results | None = Non
             policy = load_policy(config.model, suite)
         if missing:
             play_suite(config, policy, missing, file)
-    file.results.complete = True
+    left_out = [
+        key
+        for suite in config.suites
+        for keys in plan.missing(suite, rules, file.results).values()
+        for key in keys
+    ]
+    for key in left_out:
+        say(f"not played, because the simulator failed: {key}")
+    file.results.complete = not left_out
     file.save()
     say(f"results: {out}")
     return file.results

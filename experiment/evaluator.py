@@ -48,10 +48,15 @@ def evaluate(
     conditions: Conditions,
     ranks: Ranks = ALONE,
 ) -> list[EpisodeResult]:
-    """Play each episode once. Every rank plays a part of them; all ranks get all results, in the order of `keys`."""
+    """Play each episode once. Every rank plays a part of them; all ranks get all results, in the order of `keys`.
+
+    Episodes that the simulator cannot play are left out. Raises RuntimeError if it can play none.
+    """
     played = list(play_each(policy, pool, keys, rule, conditions, ranks))
     results = {result.key: result for part in ranks.gather(played) for result in part}
-    return [results[key] for key in keys]
+    if keys and not results:
+        raise RuntimeError("the simulator failed in every episode of the evaluation")
+    return [results[key] for key in keys if key in results]
 
 
 def play_each(

@@ -12,8 +12,8 @@ from contracts import BadInput
 def lock_file(path: Path, subject: str) -> FileLock:
     """Lock the file `path`, in a folder that may not exist yet; `subject` is what it protects, for messages.
 
-    The kernel ends the lock with the process. Raises BadInput if another program holds it, or if the file cannot be
-    written.
+    The kernel ends the lock with the process; only on a disk without locks the file itself is one, which may stay
+    behind. Raises BadInput if another program holds it, or if the file cannot be written.
     """
     lock = FileLock(path, timeout=0)
     try:
@@ -21,10 +21,11 @@ def lock_file(path: Path, subject: str) -> FileLock:
         lock.acquire()
     except Timeout:
         raise BadInput(
-            f"{subject} is being written by another program: wait until that ends, or stop it"
+            f"{subject} is being written by another program: wait until that ends, or stop it; if no machine runs it "
+            f"any more, delete {path}"
         ) from None
     except OSError as error:
-        raise BadInput(f"{subject}: cannot be written ({error.strerror or error})") from None
+        raise BadInput(f"{subject}: cannot be written or locked ({error.strerror or error})") from None
     return lock
 
 

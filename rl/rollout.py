@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
-MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3  # how often an episode is tried before it is left out
+MAX_BAD_STARTS = (
+    5  # after so many initial states in a row that cannot be played the simulator counts as broken
+)
 TIMED_PARTS = ("sim", "render", "preprocess", "infer", "wait")
 
 
@@ -133,6 +138,8 @@ class EpisodePlayer:
     # Of the present or the last call of `play`:
     times: dict[str, float] = field(default_factory=dict)  # seconds, see `Rollout`
     errors: int = 0  # episodes played again after a simulator fault
+    # Episodes left out since the last one that was played to its end.
+    left_out: list[Episode] = field(default_factory=list)
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
     # Slots that need a decision; the first has waited longest.
     waiting: list[int] = field(default_factory=list)
@@ -141,11 +148,12 @@ class EpisodePlayer:
         """Play until no episode is running and none may start. Yields each trajectory as soon as it has ended.
 
         A simulator fault does not count as a failure of the policy: the episode is played again with the same
-        randomness. Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU
-        memory.
+        randomness, and left out after MAX_ATTEMPTS. Raises RuntimeError if the simulator fails wherever it starts, and
+        BadInput when a single observation does not fit into GPU memory.
         """
         self.times = dict.fromkeys(TIMED_PARTS, 0.0)
         self.errors = 0
+        self.left_out = []
         self.start_episodes(queue)
         while self.running:
             yield from self.receive_results(queue)
@@ -183,12 +191,14 @@ class EpisodePlayer:
             self.times["render"] += result.render_s
             self.times["preprocess"] += result.preprocess_s
             if result.error is not None:
+                queue.count(self.running[slot].trajectory.episode, 0)
                 self.try_again(slot, result.error)
                 continue
             trajectory = self.receive(slot, result)
             queue.count(trajectory.episode, result.env_steps)
             if result.done:
                 del self.running[slot]
+                self.left_out = []
                 yield trajectory
             else:
                 self.waiting.append(slot)
@@ -207,15 +217,23 @@ class EpisodePlayer:
         return trajectory
 
     def try_again(self, slot: int, error: str) -> None:
-        """Play an episode from its beginning after a simulator fault. Raises RuntimeError after MAX_ATTEMPTS."""
+        """Play an episode from its beginning after a simulator fault, or leave it out after MAX_ATTEMPTS."""
         attempt = self.running[slot]
         episode = attempt.trajectory.episode
-        if attempt.tries == MAX_ATTEMPTS:
+        if attempt.tries < MAX_ATTEMPTS:
+            self.errors += 1
+            self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.tries + 1))
+            return
+        del self.running[slot]
+        self.left_out.append(episode)
+        log.warning(
+            "%s is left out: the simulator failed %d times (%s)", episode.describe(), MAX_ATTEMPTS, error
+        )
+        starts = {(other.task_id, other.init_state_id, other.seed) for other in self.left_out}
+        if len(starts) == MAX_BAD_STARTS:
             raise RuntimeError(
-                f"the simulator failed {MAX_ATTEMPTS} times on {episode.describe()}; last error: {error}"
+                f"the simulator failed {MAX_ATTEMPTS} times on each of {MAX_BAD_STARTS} starts in a row: {error}"
             )
-        self.errors += 1
-        self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.tries + 1))
 
     def send_decisions(self) -> None:
         """Decide for the slots that have waited longest, as one batch, and send the actions to their simulators."""

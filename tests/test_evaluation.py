@@ -71,6 +71,14 @@ def test_a_result_says_how_its_episode_went():
     assert result.error
 
 
+def test_a_state_that_cannot_be_played_costs_its_own_episode_only():
+    pool = FakePool(lambda _, state: Script(9, faults=99 if state == 41 else 0))
+    results = evaluate(FakePolicy(), pool, KEYS, Rule("greedy"), Conditions(seed=0))
+    assert [result.init_state_id for result in results] == [40, 42, 43]
+    with pytest.raises(RuntimeError, match="every episode"):
+        evaluate(FakePolicy(), FakePool(lambda *_: Script(9, faults=99)), KEYS, Rule("greedy"), Conditions(0))
+
+
 @pytest.mark.parametrize(
     ("filmed", "names"),
     [("none", set()), ("first", {40}), ("failures", {41, 43}), ("all", {40, 41, 42, 43})],

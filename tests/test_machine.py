@@ -45,6 +45,12 @@ def limits(tmp_path, monkeypatch):
             2,
         ),  # a container that sees only its own part of the path
         (MEMBERSHIP, {"cpu.max": "50000 100000\n"}, 1),
+        ("4:cpu:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 16),
+        (
+            "4:cpu,cpuacct:/job\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            3,
+        ),
     ],
 )
 def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership, files, cores):
@@ -65,6 +71,15 @@ def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership,
                 "slice/memory.stat": f"anon 7\ninactive_file {3 * GIB}\n",
             },
             9,
+        ),
+        (
+            "4:memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": str(16 * GIB),
+                "memory/job/memory.usage_in_bytes": str(10 * GIB),
+                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {2 * GIB}\n",
+            },
+            8,
         ),
     ],
 )

@@ -13,7 +13,7 @@ from rl.behaviour import Behaviour, decide
 from rl.episode_queue import PlayAll, PlaySteps
 from rl.randomness import Randomness, torch_generator
 from rl.ranks import ALONE
-from rl.rollout import MAX_ATTEMPTS, EpisodePlayer, play_rollout
+from rl.rollout import MAX_ATTEMPTS, MAX_BAD_STARTS, EpisodePlayer, play_rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, FakePolicy, FakePool, Script, random_observations
 
@@ -121,13 +121,23 @@ def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fa
         np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
 
 
-def test_the_run_gives_up_at_the_third_fault_and_names_the_episode():
-    pool = FakePool(lambda *_: Script(8, faults=99))
-    with pytest.raises(
-        RuntimeError, match=r"failed 3 times on task 0, initial state 0; last error: planted fault"
-    ):
-        play(pool, source=episodes(1))
-    assert len(pool.started) == MAX_ATTEMPTS == 3
+def test_an_episode_that_cannot_be_played_is_left_out_and_named(caplog):
+    def script(bad_state):
+        return lambda _, state: Script(8 + state, faults=99 if state == bad_state else 0, fault_after=1)
+
+    pools = [FakePool(script(1), 3, order_seed) for order_seed in range(3)]
+    collected = [play(pool, n_steps=40) for pool in pools]
+    assert played(collected[0])[:3] == [0, 2, 3]
+    assert contents(collected[0]) == contents(collected[1]) == contents(collected[2])
+    assert pools[0].started.count((0, 1)) == MAX_ATTEMPTS == 3
+    assert "task 0, initial state 1 is left out" in caplog.text
+
+
+def test_a_simulator_that_fails_wherever_it_starts_ends_the_run():
+    pool = FakePool(lambda _, state: Script(8, faults=99 if state >= 2 else 0), num_slots=2)
+    with pytest.raises(RuntimeError, match="planted fault"):
+        play(pool, source=episodes(20))
+    assert len(set(pool.started)) <= 3 + MAX_BAD_STARTS
 
 
 # what is recorded
