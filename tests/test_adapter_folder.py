@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
 from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
@@ -129,6 +130,8 @@ def test_base_is_named_by_the_adapter(adapter_folder, small):
 
 @pytest.mark.parametrize("name", ["action_head--5000_checkpoint.pt", "proprio_projector--5000_checkpoint.pt"])
 def test_heads_that_openvla_oft_trained_beside_an_adapter_are_refused_by_name(adapter_folder, name):
+    weights = adapter_folder / "adapter_model.safetensors"
+    save_file(load_file(weights), weights)  # as another program writes it: without our metadata
     (adapter_folder.parent / name).touch()
     with pytest.raises(BadInput, match=name):
         load_policy(adapter_folder)

@@ -52,9 +52,7 @@ class CheckpointInfo:
     @property
     def reads(self) -> str:
         """What the policy is shown, for tables and logs."""
-        assumed = (
-            " (assumed: the checkpoint does not say; --num-images sets it)" if self.assumes_images else ""
-        )
+        assumed = " (assumed; --num-images sets it)" if self.assumes_images else ""
         return f"{self.num_images} image(s){assumed}{' and proprio' if self.uses_proprio else ''}"
 
     @property
@@ -83,24 +81,21 @@ def inspect_checkpoint(
     proprio_names = [name for name in weights if name.startswith(PROPRIO_PREFIX)]
     proprio_weights = {name: weights.pop(name) for name in proprio_names}
     if _module_file(folder, "vision_backbone") or _module_file(folder, "noisy_action_projector"):
-        raise BadInput(
-            f"{folder} was trained with FiLM or a diffusion head, which this program does not support"
-        )
+        raise BadInput(f"{folder} was trained with FiLM or a diffusion head, which is not supported")
     proprio_file = _module_file(folder, "proprio_projector")
     if proprio_file is not None and proprio_weights:
         raise BadInput(
-            f"{folder} holds two proprio projectors, {proprio_file.name} and one among the weights: keep the one that "
-            "belongs to the policy"
+            f"{folder} holds two proprio projectors, {proprio_file.name} and one among the weights: keep the policy's"
         )
     action_head_file = _module_file(folder, "action_head")
     has_proprio = proprio_file is not None or bool(proprio_weights)
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
-    metadata = {} if adapter_folder is None else read_header(Path(adapter_folder) / WEIGHTS_FILE)[1]
+    metadata: dict[str, str] = {}
     if adapter_folder is not None:
-        _refuse_modules_of_adapter(Path(adapter_folder), folder)
-        if "base_fingerprint" not in metadata:
-            _refuse_merged_base(Path(adapter_folder), folder)
+        _, metadata = read_header(Path(adapter_folder) / WEIGHTS_FILE)
+        if "base_fingerprint" not in metadata:  # another program wrote it
+            _check_foreign_adapter(Path(adapter_folder).resolve(), folder.resolve())
     statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
     stated_num_images = num_images or int(metadata.get("num_images", 0)) or config.num_images
     return CheckpointInfo(
@@ -118,25 +113,21 @@ def inspect_checkpoint(
     )
 
 
-def _refuse_modules_of_adapter(adapter: Path, base: Path) -> None:
-    """Raise BadInput if heads or a projector that openvla-oft trained with the adapter lie in or beside its folder."""
-    for folder in {adapter.resolve(), adapter.resolve().parent} - {base.resolve()}:
-        for path in folder.glob("*--*checkpoint.pt"):
-            raise BadInput(
-                f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge with "
-                "openvla-oft's merge_lora_weights_and_save.py, and give the merged folder"
-            )
+def _check_foreign_adapter(adapter: Path, base: Path) -> None:
+    """Raise BadInput for a folder of openvla-oft's training, which holds more than the adapter.
 
-
-def _refuse_merged_base(adapter: Path, base: Path) -> None:
-    """Raise BadInput for an adapter that does not identify its base and lies inside it.
-
-    openvla-oft writes the merged weights around the adapter, so it would be added a second time.
+    Heads and projector lie in or beside the adapter's folder. Around it lies the base with the adapter merged in; there
+    it would be added a second time.
     """
-    if base.resolve() in adapter.resolve().parents:
+    if base in adapter.parents:
         raise BadInput(
             f"{adapter} lies inside its base {base}, as where its training has merged it into these weights already: "
             f"use {base} itself, or move the adapter out and name the base that it was trained on"
+        )
+    for path in (*adapter.glob("*--*checkpoint.pt"), *adapter.parent.glob("*--*checkpoint.pt")):
+        raise BadInput(
+            f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge with "
+            "openvla-oft's merge_lora_weights_and_save.py, and give the merged folder"
         )
 
 
@@ -148,9 +139,7 @@ def _module_file(folder: Path, module: str) -> Path | None:
     paths = sorted(folder.glob(f"*{module}*checkpoint*"))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise BadInput(
-            f"{folder} holds several {module} files ({names}): keep the one that belongs to the weights"
-        )
+        raise BadInput(f"{folder} holds several {module} files ({names}): keep one")
     return paths[0] if paths else None
 
 

@@ -30,7 +30,7 @@ _Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(l
 class VectorStatistics:
     """Statistics of one vector, action or proprio. Arrays are (D,) float64.
 
-    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1.
+    Normalising maps q01 and q99, the 1st and 99th percentile, to -1 and +1.
     """
 
     min: _Numbers
@@ -108,8 +108,7 @@ def _same_scale(a: VectorStatistics, b: VectorStatistics) -> bool:
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     """Read a checkpoint folder's statistics, by the name of the data set (the key).
 
-    They are in dataset_statistics.json, or else in config.json under `norm_stats`. Raises BadInput when they are
-    missing or not usable.
+    They are in dataset_statistics.json, or else in config.json under `norm_stats`. Raises BadInput.
     """
     path = Path(folder) / STATISTICS_FILE
     part = None
@@ -131,27 +130,23 @@ def select_key(
 ) -> str:
     """Choose one of the keys of the statistics in `folder` for a task suite. Raises BadInput when none fits.
 
-    It is `unnorm_key` if given; else `<suite>` or `<suite>_no_noops`, in openvla-oft's order; else the only key, unless
-    this one names another suite. Without a suite, statistics of several scales are refused.
+    It is `unnorm_key` if given; else `<suite>` or `<suite>_no_noops`, in openvla-oft's order; else the first, if all
+    scale alike and none names another suite. Nothing is guessed among several scales.
     """
-    keys = ", ".join(sorted(statistics))
-    first_key, first = next(iter(statistics.items()))
-    if unnorm_key is None and task_suite is None:
-        if all(same_statistics(first, other) for other in statistics.values()):
-            return first_key
-        raise BadInput(
-            f"{folder}: several statistics ({keys}): name the task_suite, or one of these as unnorm_key"
-        )
     candidates = [task_suite, f"{task_suite}_no_noops"] if unnorm_key is None else [unnorm_key]
     for key in candidates:
         if key in statistics:
             return str(key)
+    first_key, first = next(iter(statistics.items()))
+    have_one_scale = all(same_statistics(first, other) for other in statistics.values())
     suites = SUITE_NAME.findall(first_key)
-    if unnorm_key is None and len(statistics) == 1 and (not suites or task_suite in suites):
+    if unnorm_key is None and have_one_scale and (task_suite in suites or not suites or task_suite is None):
         return first_key
+    wanted = unnorm_key or f"for {task_suite or 'no named task_suite'}"
+    keys = ", ".join(sorted(statistics))
     raise BadInput(
-        f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {keys}; "
-        "use a checkpoint of this suite, or choose one of these with --unnorm-key"
+        f"{folder}: no statistics {wanted}, only {keys}; use a checkpoint of this suite, or choose one of these as "
+        "unnorm_key (--unnorm-key)"
     )
 
 

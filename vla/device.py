@@ -20,15 +20,14 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     unless `checkpoint` is too large for a CPU, which raises BadInput, too.
     """
     name = str(requested)
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = torch.cuda.device_count()
     if name == "auto" and num_gpus == 0:
-        folder = None if checkpoint is None else Path(checkpoint).expanduser()
-        if folder is not None and is_large(folder):
+        folder = Path(checkpoint or ".").expanduser()
+        if checkpoint is not None and is_large(folder):
             problem = "" if folder.is_dir() else f"{no_such_folder(folder)}; from the hub, "
             raise BadInput(
-                f"checkpoint {checkpoint}: {problem}a 7B policy needs a CUDA GPU of 24 GB, but torch "
-                f"{torch.__version__} sees none; `make demo` trains a small policy here (to force the CPU: --device "
-                "cpu)"
+                f"checkpoint {checkpoint}: {problem}a 7B policy needs a CUDA GPU of 24 GB, but torch sees none; "
+                "`make demo` trains a small policy here (to force the CPU: --device cpu)"
             )
         name = "cpu"
     if name == "cpu":
@@ -37,8 +36,8 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name not in {f"cuda:{index}" for index in range(num_gpus)}:
         raise BadInput(
-            f"--device {requested}: there is no {name}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES, start no more processes than GPUs, or use --device cpu"
+            f"--device {requested}: there is no {name}, torch sees {num_gpus} CUDA GPUs; start no more processes than "
+            "GPUs, or use --device cpu"
         )
     return torch.device(name)
 
@@ -51,18 +50,16 @@ def is_large(base: Path) -> bool:
 
 
 def limit_memory(gib: float | None, device: torch.device) -> None:
-    """Limit this process's tensors to `gib` GiB of GPU memory; None sets no limit.
+    """Limit this process's tensors to `gib` GiB of GPU memory, all of it for up to SOLD_TO_REPORTED times what it has.
 
-    A value slightly above what the GPU reports (up to SOLD_TO_REPORTED times) means all of it. Raises BadInput for a
-    larger value.
+    None sets no limit. Raises BadInput for a larger value.
     """
     if gib is None:
         return
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     if gib * GIB > SOLD_TO_REPORTED * total:
         raise BadInput(
-            f"--memory-budget {gib:g}: {device} has {total / GIB:.1f} GiB of GPU memory; give less, or leave the "
-            "flag out"
+            f"--memory-budget {gib:g}: {device} has {total / GIB:.1f} GiB of GPU memory; give less, or nothing"
         )
     fraction = min(gib * GIB / total, 1.0)
     torch.cuda.set_per_process_memory_fraction(fraction, device.index or 0)

@@ -2,37 +2,17 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from transformers import LlamaConfig
 
 from contracts import read_fields
-from vla.tokens import BOS_ID, EOS_ID, PAD_ID
+from vla.tokens import PAD_ID
 
-# The text_config of a public checkpoint holds only fields that differ from these: the sizes of Llama-2 7B, and the
-# rms_norm_eps that LlamaConfig had when OpenVLA was released. They are written out here, so that a changed default of
-# the library cannot change what a checkpoint computes.
-LLAMA_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32064,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "head_dim": None,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "rope_scaling": None,
-    "rope_parameters": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": BOS_ID,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-}
+# The text_config of a public checkpoint holds only fields that differ from Llama-2 7B with these. They are written out,
+# because a changed default of the library would change what a checkpoint computes.
+LLAMA_DEFAULTS = {"vocab_size": 32064, "pad_token_id": PAD_ID, "rms_norm_eps": 1e-6}
 _TimmId = Annotated[str, Field(pattern="^vit_")]  # timm looks up names with a prefix on the network
 
 
@@ -57,22 +37,11 @@ class NetworkConfig:
     looks: tuple[str, ...] = ()  # see CheckpointInfo
 
     def __post_init__(self) -> None:
-        self.llama = _llama_config(self.text_config)
+        # Always SDPA, because in some versions of transformers the eager and flash variants add a causal mask.
+        fixed = {"tie_word_embeddings": False, "use_cache": False, "attn_implementation": "sdpa"}
+        self.llama = LlamaConfig(**(LLAMA_DEFAULTS | self.text_config | fixed))
 
 
 def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     return read_fields(folder / "config.json", NetworkConfig, "give an OpenVLA-OFT checkpoint")
-
-
-def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
-    """The language model's config: LLAMA_DEFAULTS, changed by the fields of a checkpoint's text_config."""
-    known_fields = {
-        name: value for name, value in text_config.items() if name in LLAMA_DEFAULTS and value is not None
-    }
-    fields = LLAMA_DEFAULTS | known_fields
-    # JSON may hold 1 for 1.0, but transformers refuses an integer here.
-    for name in ("rms_norm_eps", "rope_theta"):
-        fields[name] = float(fields[name])
-    # Always SDPA, because in some versions of transformers the eager and flash variants add a causal mask.
-    return LlamaConfig(**fields, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa")
