@@ -11,8 +11,11 @@ given. A command with --out continues an interrupted evaluation. The results fil
 """
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from command_line import main_guard
@@ -32,41 +35,132 @@ if __name__ == "__main__":
         sys.exit(exit_code)
 
 from configs.eval_config import EvalConfig
+from contracts import BadInput, resolve_pointer
 from envs.assets import find_pack
-from envs.tasks import bddl_task
-from experiment.checkpoint_evaluation import Plan, make_plan, play_planned, settle
-from experiment.policies import find_checkpoint
-from experiment.results import Results
-from experiment.results_table import comparison_table, entropy_line, parts_of, results_table
+from envs.env import EnvSpec, TaskInfo
+from envs.pool import Pool, make_pool, task_info
+from envs.tasks import bddl_task, split_suite, task_names
+from experiment.episodes import EpisodeKey, Rule
+from experiment.evaluator import Conditions, play_each
+from experiment.file_lock import locked
+from experiment.interrupts import interruptible
+from experiment.policies import choose_looks, find_checkpoint, load_policy
+from experiment.provenance import provenance
+from experiment.results import (
+    FREE_IN_COMPARISONS,
+    Results,
+    ResultsFile,
+    open_results,
+    read_results,
+    refuse_differences,
+    settings_of,
+)
+from experiment.results_table import comparison_table, results_table
 from experiment.run_folder import read_trained_on
+from experiment.setup import make_spec
+from experiment.simulators import Limit, count_simulators, find_renderer_apart
 from experiment.terminal import say
 from preflight import looks_warning
+from rl.selfcheck import attention_probe, image_probe, made_up_observation
+from vla.adapter_folder import base_and_adapter
+from vla.dataset_statistics import select_key
+from vla.hub import commit_of
+from vla.policy import Mode, Policy
+
+Plan = Mapping[EpisodeKey, str]  # the episodes that a command plays, each with its instruction
 
 
 def main(argv: Sequence[str]) -> None:
     """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
-    config = parse_eval(argv)
-    config, plan, results, before = play(config, argv)
-    print_results(config, plan, results, before)
+    config = settle(parse_eval(argv))
+    plan = plan_episodes(config)
+    results, before = play(config, plan, argv)
+    rules = [rule for rule in results.rules if config.mode is None or rule.mode in config.mode]
+    print(*results_table(results, rules, plan), sep="\n")
+    print_trained_states(config, plan)
+    if before is not None:
+        print(f"\nbefore: {before.settings.checkpoint}")
+        print(*comparison_table(before, results, rules, plan), sep="\n")
 
 
 def evaluate(config: EvalConfig) -> Results:
     """Evaluate from Python as the command does, without its tables. Raises BadInput."""
-    _, _, results, _ = play(config, argv=[])  # the calling script's flags are not those of an evaluation
+    config = settle(config)
+    results, _ = play(config, plan_episodes(config), argv=[])  # the calling script's flags are not those
     return results
 
 
-def play(config: EvalConfig, argv: Sequence[str]) -> tuple[EvalConfig, Plan, Results, Results | None]:
-    """Play what is missing. Returns the settings without `auto`, the plan, the results and those of --compare-with."""
+def settle(config: EvalConfig) -> EvalConfig:
+    """Replace `auto` by the assets, and a pointer such as `best` by the checkpoint that it names now."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    config = settle(config)
-    plan = make_plan(config, argv)
-    print_looks(config)
-    results, before = play_planned(config, plan)
-    return config, plan, results, before
+    checkpoint = str(resolve_pointer(Path(str(config.model.checkpoint))))
+    model = replace(config.model, checkpoint=checkpoint)
+    assets = choose_looks(config.simulator.assets, model)
+    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
+    return replace(config, model=model, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
 
 
-def print_looks(config: EvalConfig) -> None:
+def plan_episodes(config: EvalConfig) -> Plan:
+    """The episodes to play. Raises BadInput for tasks or initial states that do not exist."""
+    return {
+        key: task.instruction
+        for suite in config.suites
+        for task in task_info(env_spec(config, suite))
+        for key in task_keys(config, suite, task)
+    }
+
+
+def env_spec(config: EvalConfig, suite: str, num_images: int = 1) -> EnvSpec:
+    """The recipe from which the simulators of a suite are built. Raises BadInput for a task that does not exist."""
+    if config.simulator.bddl_file:
+        task_ids: tuple[int, ...] = (0,)
+    else:
+        task_ids = config.task_ids or tuple(range(len(task_names(suite))))
+    spec = make_spec(suite, task_ids, config.simulator, num_images)
+    return replace(spec, leaked_prompt=config.prompt == "leaked")
+
+
+def task_keys(config: EvalConfig, suite: str, task: TaskInfo) -> list[EpisodeKey]:
+    """The --trials episodes of a task: its official states, fresh ones, or first the official and then fresh ones."""
+    first = config.first_init_state
+    if config.init_states == "fresh":
+        return [EpisodeKey(suite, task.task_id, True, first + trial) for trial in range(config.trials)]
+    official = range(first, task.num_init_states)[: config.trials]
+    if not official:
+        raise BadInput(
+            f"--first-init-state {first}: {suite} task {task.task_id} "
+            f"has only {task.num_init_states} initial states, counted from 0"
+        )
+    keys = [EpisodeKey(suite, task.task_id, False, state) for state in official]
+    if config.init_states == "both":
+        keys += [EpisodeKey(suite, task.task_id, True, seed) for seed in range(config.trials - len(keys))]
+    return keys
+
+
+def play(config: EvalConfig, plan: Plan, argv: Sequence[str]) -> tuple[Results, Results | None]:
+    """Play what the results file lacks. Returns the results and those of --compare-with.
+
+    If that names a checkpoint, it plays the same episodes, and its results file is STEM-before.json.
+    """
+    show_pictures(config)
+    out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
+    compare_with = config.compare_with
+    before = None
+    with locked(out.with_name(f".{out.name}.lock"), f"--out {out}"), interruptible():
+        try:
+            if compare_with is not None and compare_with.endswith(".json"):
+                before = read_results(Path(compare_with))
+            elif compare_with is not None:
+                model = replace(config.model, checkpoint=str(resolve_pointer(Path(compare_with))))
+                out_before = out.with_name(f"{out.stem}-before.json")
+                before = play_checkpoint(replace(config, model=model), plan, argv, out_before)
+            return play_checkpoint(config, plan, argv, out, before), before
+        except KeyboardInterrupt:
+            say(f"stopped; finished episodes are saved: to continue, run the same command with --out {out}")
+            raise
+
+
+def show_pictures(config: EvalConfig) -> None:
     """Print the assets and the origin of initial states, with warnings about looks that the policy does not know."""
     pack = find_pack(config.simulator.assets)
     say(f"assets: {pack}")
@@ -74,25 +168,120 @@ def print_looks(config: EvalConfig) -> None:
     if warning is not None:
         say(warning)
     if config.protocol is not None and pack.looks != "official":
-        say(
-            "published results use LIBERO's own looks; for results that compare with them use --assets official"
-        )
+        say("published results use LIBERO's own looks; for results that compare with them: --assets official")
     if config.simulator.bddl_file is not None:
         say(f"initial states: {bddl_task(config.simulator.bddl_file).init_states_source}")
 
 
-def print_results(config: EvalConfig, plan: Plan, results: Results, before: Results | None) -> None:
-    """Print the tables of success rates."""
-    parts = parts_of(plan.tasks, plan.keys)
-    rules = [rule for rule in results.rules if config.mode is None or rule.mode in config.mode]
-    say("\n".join(results_table(results, rules, parts)))
-    entropy = entropy_line(results)
-    if entropy is not None:
-        say(entropy)
-    print_trained_states(config, plan)
+def play_checkpoint(
+    config: EvalConfig, plan: Plan, argv: Sequence[str], out: Path, before: Results | None = None
+) -> Results:
+    """Play the planned episodes that the results file `out` lacks, suite by suite. Raises BadInput.
+
+    before: the results to compare with, which must have been played in the same way.
+    """
+    policy = load_policy(config.model, config.suites[0])
+    rules = choose_rules(config, policy)
+    for suite in config.suites:  # all have action statistics, which differ between suites
+        base_suite, _ = split_suite(suite)
+        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
+    settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
     if before is not None:
-        print(f"\nbefore: {before.settings.checkpoint}")
-        print(*comparison_table(before, results, rules, parts), sep="\n")
+        name = f"--compare-with {config.compare_with}"
+        refuse_differences(name, before.settings, settings, FREE_IN_COMPARISONS)
+    origin = {"protocol": config.protocol, "hub_commit": commit_of(policy.info.weights_folder)}
+    file = open_results(out, settings, {**origin, **provenance(argv)})
+    rule_names = ", ".join(map(str, rules))
+    say(f"{config.model.checkpoint}: {policy.info.kind}; reads {policy.info.reads}; {rule_names}")
+    if file.results.episodes:
+        say(f"{out}: {len(file.results.episodes)} episodes are there already")
+    for suite in config.suites:
+        missing = missing_episodes(plan, suite, rules, file.results)
+        if missing and suite != config.suites[0]:
+            del policy  # its memory is needed
+            policy = load_policy(config.model, suite)
+        if missing:
+            play_suite(config, suite, policy, missing, file)
+        for key in missing_episodes(plan, suite, rules[:1], file.results).get(rules[0], ()):
+            say(f"not played, because the simulator failed: {key}")
+    say(f"results: {out}")
+    return file.results
+
+
+def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
+    """The rules of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
+    checkpoint = str(config.model.checkpoint)
+    can_act_by_l1 = policy.can_act_by_l1(checkpoint)
+    modes: Sequence[Mode]
+    if config.mode is not None:
+        modes = config.mode
+    elif config.samples:
+        modes = ["sample"]
+    else:
+        modes = ["l1" if can_act_by_l1 else "greedy"]
+    if "l1" in modes and not can_act_by_l1:
+        advice = "use --mode greedy, median or sample"
+        if policy.action_head is not None:
+            base, _ = base_and_adapter(checkpoint)
+            advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
+        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; {advice}")
+    temperature = config.temperature or 1.0
+    return [Rule(mode, temperature if mode == "sample" else None) for mode in dict.fromkeys(modes)]
+
+
+def missing_episodes(
+    plan: Plan, suite: str, rules: Sequence[Rule], results: Results
+) -> dict[Rule, list[EpisodeKey]]:
+    """The episodes of a suite that were not played yet, by rule; no rules of which all were played."""
+    missing = {}
+    for rule in rules:
+        played = results.outcomes(rule)
+        keys = [key for key in plan if key.task_suite == suite and key not in played]
+        if keys:
+            missing[rule] = keys
+    return missing
+
+
+def play_suite(
+    config: EvalConfig,
+    suite: str,
+    policy: Policy,
+    missing: Mapping[Rule, Sequence[EpisodeKey]],
+    file: ResultsFile,
+) -> None:
+    """Check the policy, and play the missing episodes of a suite by each rule."""
+    spec = env_spec(config, suite, policy.num_images)
+    most = max(map(len, missing.values()))
+    useful = Limit(most, f"{most} episode(s)")
+    renderer = find_renderer_apart()
+    simulators = count_simulators(config.simulator, len(spec.task_ids), policy.device, renderer, useful)
+    say(f"{suite}: {simulators.reason}")
+    prepare = policy.model_inputs.prepare_images
+    with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
+        pool.start_building(list({key.task_id: None for keys in missing.values() for key in keys}))
+        observation = made_up_observation(policy, task_info(spec)[0].instruction)
+        attention_probe(policy, observation)
+        image_probe(policy, observation)
+        pool.wait_until_built()
+        play_missing(config, policy, pool, missing, file)
+
+
+def play_missing(
+    config: EvalConfig,
+    policy: Policy,
+    pool: Pool,
+    missing: Mapping[Rule, Sequence[EpisodeKey]],
+    file: ResultsFile,
+) -> None:
+    """Play the missing episodes of each rule, and save them also if this is stopped."""
+    videos = file.path.with_name(f"{file.path.stem}-videos")
+    conditions = Conditions(config.seed, config.model.max_batch, config.video, videos)
+    try:
+        for rule, keys in missing.items():
+            for result in play_each(policy, pool, keys, rule, conditions):
+                file.add(result)
+    finally:
+        file.save()
 
 
 def print_trained_states(config: EvalConfig, plan: Plan) -> None:
@@ -103,12 +292,12 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     bddl_file = config.simulator.bddl_file
     num_trained = sum(
         trained_on.contains(key.task_suite, key.task_id, key.init_state_id, bddl_file)
-        for key in plan.keys
+        for key in plan
         if not key.fresh
     )
     if num_trained > 0:
         say(
-            f"{num_trained} of {len(plan.keys)} episodes start from initial states that {config.model.checkpoint} was "
+            f"{num_trained} of {len(plan)} episodes start from initial states that {config.model.checkpoint} was "
             "trained on: for held-out success leave them out with --first-init-state and --trials"
         )
 

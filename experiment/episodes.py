@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -106,3 +107,11 @@ class Rule:
             student_mode=self.mode,
             keep_observations=False,
         )
+
+
+def group_by_rule(episodes: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+    """The episodes of an evaluation in a run, by the name of the rule: teacher, greedy, sampled, median."""
+    groups: dict[str, list[EpisodeResult]] = {}
+    for result in episodes:
+        groups.setdefault(result.rule.name, []).append(result)
+    return groups

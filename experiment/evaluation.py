@@ -12,17 +12,16 @@ from statistics import mean
 
 from configs.config import TrainConfig
 from configs.sections import PhaseConfig
-from contracts import BadInput, first_line
+from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import TrainerState, mark_best, save_state
-from experiment.episodes import EpisodeKey, EpisodeResult, Rule
+from experiment.episodes import EpisodeKey, EpisodeResult, Rule, group_by_rule
 from experiment.evaluator import Conditions, evaluate
 from experiment.report import update_report
-from experiment.results import Results, evaluation_path, group_by_rule, settings_of, write_results
-from experiment.run_folder import Run
+from experiment.results import Results, settings_of, write_results
+from experiment.run_folder import Run, evaluation_path, video_folder
 from experiment.statistics import Successes, count_successes
 from experiment.verdict import NEARLY_ALL
-from experiment.videos import video_folder
 from rl.phases import end_of_warmup, phase_at
 from rl.update import Learner
 
@@ -56,13 +55,6 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
     return any(evaluated_at < step <= state.global_step for step in evaluation_steps(config))
 
 
-def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
-    """Whether the warmup ended after the last evaluation, and the run goes on."""
-    warmup_end = end_of_warmup(config.phases)
-    is_over = warmup_end <= state.global_step < config.phases.total_steps
-    return is_over and state.evaluated_at is not None and state.evaluated_at < warmup_end
-
-
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
 ) -> None:
@@ -71,9 +63,8 @@ def evaluate_and_record(
     Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
     started = time.perf_counter()
-    videos = video_folder(run.folder, state.global_step)
     with run.timed("eval"):
-        episodes = play_evaluation(config, learner, pool, state, videos)
+        episodes = play_evaluation(config, learner, pool, state, video_folder(run.folder, state.global_step))
     run.episode_s = (time.perf_counter() - started) / len(episodes)
     rates = count_by_rule(episodes, state)
     metrics = metrics_of(rates, episodes)
@@ -82,7 +73,10 @@ def evaluate_and_record(
     if run.ranks.is_main:
         write_evaluation(config, run, learner, state.global_step, episodes)
         update_report(run.folder)
-    check_rates(config, state, rates)
+    if state.evaluated_at is None:
+        check_baseline(config, rates)
+    if warmup_has_ended(config, state):
+        check_imitation(config.phases, rates)
     remember(config, run, learner, state, rates)
 
 
@@ -102,13 +96,14 @@ def play_evaluation(
     if state.evaluated_at is None:
         plays[Rule("median")] = once
     must_play_teacher = state.teacher_k is None
-    if must_play_teacher and not student_equals_teacher(learner):
+    equals_teacher = learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
+    if must_play_teacher and not equals_teacher:
         plays[Rule(learner.teacher_mode, actor="teacher")] = once
     conditions = Conditions(config.run.seed, config.model.max_batch, "first", videos)
     episodes = []
     for rule, keys in plays.items():
         episodes += evaluate(learner.policy, pool, keys, rule, conditions, learner.ranks)
-    if must_play_teacher and student_equals_teacher(learner):
+    if must_play_teacher and equals_teacher:
         episodes += [replace(result, actor="teacher") for result in episodes if result.mode == "greedy"]
     return episodes
 
@@ -118,11 +113,6 @@ def held_out(config: TrainConfig, repeats: int) -> list[EpisodeKey]:
     task = config.task
     starts = product(range(repeats), task.task_ids, range(*task.eval_init_states))
     return [EpisodeKey(task.task_suite, task_id, False, state, repeat) for repeat, task_id, state in starts]
-
-
-def student_equals_teacher(learner: Learner) -> bool:
-    """Whether the greedy student still decides as its teacher does."""
-    return learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
 
 
 def count_by_rule(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rates:
@@ -158,12 +148,17 @@ def describe(rates: Rates, metrics: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-def check_rates(config: TrainConfig, state: TrainerState, rates: Rates) -> None:
-    """Check the first evaluation, and the one after the warmup. Raises BadInput if the run cannot learn."""
-    if state.evaluated_at is None:
-        check_baseline(config, rates)
-    if warmup_has_ended(config, state):
-        check_imitation(config.phases, rates)
+def write_evaluation(
+    config: TrainConfig, run: Run, learner: Learner, global_step: int, episodes: list[EpisodeResult]
+) -> None:
+    """Write the file of the episodes, and show the videos in wandb. Raises OSError."""
+    model = replace(config.model, checkpoint=str(run.checkpoints / f"step_{global_step}"))
+    settings = settings_of(model, config.simulator, learner.policy, config.run.seed)
+    write_results(evaluation_path(run.folder, global_step), Results(settings, {}, episodes))
+    for result in episodes:
+        if result.video is not None:
+            file = video_folder(run.folder, global_step) / result.video
+            run.wandb.video(f"video/{result.rule.name}", file, global_step, f"{result.key}: {result.ending}")
 
 
 def check_baseline(config: TrainConfig, rates: Rates) -> None:
@@ -186,6 +181,13 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
     if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
         log.warning("the student starts with a success of %s: %s", student, advice)
+
+
+def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
+    """Whether the warmup ended after the last evaluation, and the run goes on."""
+    warmup_end = end_of_warmup(config.phases)
+    is_over = warmup_end <= state.global_step < config.phases.total_steps
+    return is_over and state.evaluated_at is not None and state.evaluated_at < warmup_end
 
 
 def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
@@ -217,22 +219,3 @@ def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerStat
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
         save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
-
-
-def write_evaluation(
-    config: TrainConfig, run: Run, learner: Learner, global_step: int, episodes: list[EpisodeResult]
-) -> None:
-    """Write the file of the episodes, and show the videos in wandb. A failure is logged and does not stop the run."""
-    try:
-        checkpoint = str(run.checkpoints / f"step_{global_step}")
-        model = replace(config.model, checkpoint=checkpoint)
-        settings = settings_of(model, config.simulator, learner.policy, config.run.seed)
-        path = evaluation_path(run.folder, global_step)
-        path.parent.mkdir(exist_ok=True)
-        write_results(path, Results(settings, {}, episodes, complete=True))
-    except Exception as error:
-        log.warning("%s could not be written (%s)", f"evaluation of step {global_step}", first_line(error))
-    for result in episodes:
-        if result.video is not None:
-            file = video_folder(run.folder, global_step) / result.video
-            run.wandb.video(f"video/{result.rule.name}", file, global_step, f"{result.key}: {result.ending}")

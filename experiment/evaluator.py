@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import imageio.v2 as imageio
+import numpy as np
+import torch
+
 from contracts import first_line
 from envs.pool import Pool
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
+from experiment.run_folder import FRAMES_PER_SECOND
 from experiment.terminal import show_progress
-from experiment.videos import write_video
 from rl.episode_queue import PlayAll
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.rollout import EpisodePlayer
-from rl.trajectory import Episode, Trajectory
+from rl.trajectory import Trajectory
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -32,12 +36,6 @@ class Conditions:
     max_batch: int | None = None
     film: Literal["none", "first", "failures", "all"] = "none"
     video_folder: Path = Path()
-
-    def recorded(self, keys: Sequence[EpisodeKey]) -> set[Episode]:
-        """The episodes whose frames are recorded. Which ones fail is known only afterwards."""
-        if self.film == "none":
-            return set()
-        return {key.episode for key in (keys[:1] if self.film == "first" else keys)}
 
 
 def evaluate(
@@ -74,9 +72,10 @@ def play_each(
     """
     keys_by_episode = {key.episode: key for key in keys}
     randomness = Randomness(conditions.seed, "evaluation")
-    player = EpisodePlayer(
-        policy, pool, rule.behaviour, randomness, conditions.max_batch, conditions.recorded(keys)
-    )
+    # Which episodes fail is known only afterwards.
+    num_recorded = {"none": 0, "first": 1}.get(conditions.film, len(keys))
+    recorded = {key.episode for key in keys[:num_recorded]}
+    player = EpisodePlayer(policy, pool, rule.behaviour, randomness, conditions.max_batch, recorded)
     num_of_rank = len(keys[ranks.rank :: ranks.size])
     with show_progress(f"evaluation, {rule}", num_of_rank, "episodes", ranks.is_main) as activity:
         for trajectory in player.play(PlayAll(keys_by_episode, ranks)):
@@ -110,13 +109,19 @@ def _save_video(name: str, trajectory: Trajectory, conditions: Conditions) -> st
     return file
 
 
+def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
+    """Write frames (H, W, 3) uint8, one per env step, as H.264."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without a named format imageio may choose another writer, which does not know these options.
+    options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 16, "ffmpeg_log_level": "error"}
+    imageio.mimwrite(path, frames, format="FFMPEG", **options)  # type: ignore[call-overload]  # it takes any sequence
+
+
 def _entropy(trajectory: Trajectory, action_dim: int) -> float:
     """The mean of -log p over the executed tokens of an episode, in nats."""
-    total = 0.0
-    num_tokens = 0
-    for decision in trajectory.decisions:
-        assert decision.student_logprobs is not None, "the student's own decisions have log-probs"
-        executed = decision.executed * action_dim
-        total -= decision.student_logprobs[:executed].sum().item()
-        num_tokens += executed
-    return round(total / num_tokens, 4)
+    executed = [
+        decision.student_logprobs[: decision.executed * action_dim]
+        for decision in trajectory.decisions
+        if decision.student_logprobs is not None
+    ]
+    return round(-torch.cat(executed).mean().item(), 4)

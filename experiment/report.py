@@ -20,9 +20,8 @@ from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line, replaced
 from experiment.charts import draw_panels, draw_success
 from experiment.episodes import EpisodeResult
-from experiment.run_folder import CONFIG_FILE, StoredRun, read_run
+from experiment.run_folder import CONFIG_FILE, FRAMES_PER_SECOND, StoredRun, read_run, video_folder
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
-from experiment.videos import FRAMES_PER_SECOND, video_folder
 
 log = logging.getLogger(__name__)
 

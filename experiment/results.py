@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from configs.sections import ModelConfig, SimulatorConfig
-from contracts import BadInput, read_bytes, read_fields, replaced
+from contracts import BadInput, output_place, read_bytes, read_fields, replaced
 from envs.assets import find_pack
 from envs.tasks import bddl_task
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
@@ -54,9 +54,8 @@ class Results:
     settings: Settings
     provenance: dict[str, object]  # command, commit, versions, machine, and how the checkpoint was trained
     episodes: list[EpisodeResult] = field(default_factory=list)
-    complete: bool = False  # whether all episodes that the last command asked for are there
     format: Literal["vla-grpo evaluation"] = "vla-grpo evaluation"
-    version: Literal[2] = 2
+    version: Literal[3] = 3
 
     @property
     def rules(self) -> list[Rule]:
@@ -69,19 +68,6 @@ class Results:
 
 
 FILE_TYPE = TypeAdapter(Results)
-
-
-def group_by_rule(episodes: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """The episodes of an evaluation in a run, by the name of the rule: teacher, greedy, sampled, median."""
-    groups: dict[str, list[EpisodeResult]] = {}
-    for result in episodes:
-        groups.setdefault(result.rule.name, []).append(result)
-    return groups
-
-
-def evaluation_path(run_folder: Path, env_steps: int) -> Path:
-    """The results file of the evaluation of a run after so many env steps."""
-    return run_folder / "evaluations" / f"step_{env_steps}.json"
 
 
 def settings_of(
@@ -143,11 +129,8 @@ class ResultsFile:
 
     def save(self) -> None:
         """Write the file. Raises BadInput if it cannot be written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with output_place(self.path.parent):
             write_results(self.path, self.results)
-        except OSError as error:
-            raise BadInput(f"--out {self.path}: cannot be written ({error.strerror or error})") from None
 
 
 def open_results(path: Path, settings: Settings, provenance: dict[str, object]) -> ResultsFile:
@@ -158,23 +141,16 @@ def open_results(path: Path, settings: Settings, provenance: dict[str, object]) 
     if not path.exists():
         return ResultsFile(path, Results(settings, provenance))
     results = read_results(path)
-    differences = differing(results.settings, settings)
-    if differences:
-        raise BadInput(f"--out {path} has other settings: {'; '.join(differences)}; name another file")
+    refuse_differences(f"--out {path}", results.settings, settings)
     return ResultsFile(path, results)
 
 
-def check_comparable(settings: Settings, compared_with: Settings, name: str) -> None:
-    """Raise BadInput if two evaluations differ in more than the policy. name: of the other one, in the message."""
-    differences = differing(compared_with, settings, FREE_IN_COMPARISONS)
-    if differences:
-        raise BadInput(f"--compare-with {name} was played otherwise: {'; '.join(differences)}")
-
-
-def differing(stored: Settings, now: Settings, free: Sequence[str] = ()) -> list[str]:
-    """The settings in which two evaluations differ, apart from those named in `free`."""
-    return [
-        f"{name} is {value} there, and {getattr(now, name)} here"
-        for name, value in vars(stored).items()
-        if name not in free and value != getattr(now, name)
+def refuse_differences(name: str, stored: Settings, now: Settings, free: Sequence[str] = ()) -> None:
+    """Raise BadInput unless an evaluation has the settings of the stored one `name`, apart from those in `free`."""
+    differences = [
+        f"{setting} is {value} there, and {getattr(now, setting)} here"
+        for setting, value in vars(stored).items()
+        if setting not in free and value != getattr(now, setting)
     ]
+    if differences:
+        raise BadInput(f"{name} was played otherwise: {'; '.join(differences)}; name another file")

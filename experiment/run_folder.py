@@ -37,6 +37,7 @@ CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
+FRAMES_PER_SECOND = 20  # of videos; LIBERO's control rate, so a video plays in real time
 
 GREEDY = "eval/student_success"  # every evaluation has it
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
@@ -52,6 +53,16 @@ class RunDescription(Provenance, total=False):
     simulator: str  # its packages with their versions
     hub_commit: str | None  # of the checkpoint, if it came from the hub
     resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
+
+
+def evaluation_path(folder: Path, env_steps: int) -> Path:
+    """The results file of the evaluation of a run after so many env steps."""
+    return folder / "evaluations" / f"step_{env_steps}.json"
+
+
+def video_folder(folder: Path, env_steps: int) -> Path:
+    """Where the videos of an evaluation in a run are."""
+    return folder / "videos" / f"step_{env_steps}"
 
 
 class Run:
@@ -166,7 +177,7 @@ def _create_folder(config: TrainConfig) -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             break
-    for name in ("checkpoints", "videos", "report"):
+    for name in ("checkpoints", "evaluations", "videos", "report"):
         (folder / name).mkdir()
     return folder
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from experiment.episodes import EpisodeKey, EpisodeResult
-from experiment.results import evaluation_path, group_by_rule, read_results
-from experiment.run_folder import StoredRun
+from experiment.episodes import EpisodeKey, EpisodeResult, group_by_rule
+from experiment.results import read_results
+from experiment.run_folder import StoredRun, evaluation_path
 from experiment.statistics import Paired, Successes, compare, count_successes
 
 LEVEL = 0.05  # a difference is within chance if its p value is not below this

@@ -14,8 +14,7 @@ import pytest
 
 from experiment.charts import PANELS, draw_panels
 from experiment.report import conclude, write_report
-from experiment.run_folder import CONFIG_FILE, read_run
-from experiment.videos import video_folder
+from experiment.run_folder import CONFIG_FILE, read_run, video_folder
 from tests.stored_runs import ROWS, store, store_episodes, update
 
 ROOT = Path(__file__).parents[1]
