@@ -168,7 +168,7 @@ def show_pictures(config: EvalConfig) -> None:
     if warning is not None:
         say(warning)
     if config.protocol is not None and pack.looks != "official":
-        say("published results use LIBERO's own looks; for results that compare with them: --assets official")
+        say("published results use LIBERO's own looks: --assets official")
     if config.simulator.bddl_file is not None:
         say(f"initial states: {bddl_task(config.simulator.bddl_file).init_states_source}")
 
@@ -202,8 +202,6 @@ def play_checkpoint(
             policy = load_policy(config.model, suite)
         if missing:
             play_suite(config, suite, policy, missing, file)
-        for key in missing_episodes(plan, suite, rules[:1], file.results).get(rules[0], ()):
-            say(f"not played, because the simulator failed: {key}")
     say(f"results: {out}")
     return file.results
 
@@ -282,6 +280,9 @@ def play_missing(
                 file.add(result)
     finally:
         file.save()
+    for rule, keys in missing.items():
+        for key in set(keys) - file.results.outcomes(rule).keys():
+            say(f"not played, because the simulator failed three times: {key}, {rule}")
 
 
 def print_trained_states(config: EvalConfig, plan: Plan) -> None:
