@@ -18,6 +18,7 @@ from pathlib import Path
 import tyro
 
 from command_line import main_guard, parse_flags
+from contracts import BadInput
 
 # What plots and tables need of an update.
 UPDATE_FIELDS = (
@@ -110,6 +111,9 @@ def successes_by_player(results: dict) -> dict[str, dict[str, str]]:
     for player, tasks in outcomes.items():
         for task, states in tasks.items():
             first_state, _ = min(states)
+            last_state, last_repeat = max(states)
+            if len(states) != (last_state - first_state + 1) * (last_repeat + 1):
+                raise BadInput(f"{task}: {player} did not play all states, so places would not be states")
             string = "".join(str(int(states[state])) for state in sorted(states))
             successes[player][f"{task} from {first_state}"] = string
     return successes

@@ -86,9 +86,12 @@ def resolve_names(config: TrainConfig) -> TrainConfig:
     advantage = config.loss.advantage
     if advantage == "auto":
         advantage = "gae" if len(config.task.task_ids) > 1 else "batch"  # a guess (docs/LOG.md)
+    bddl_file = config.simulator.bddl_file
     return changed(
         config,
         advantage=advantage,
+        # The run may be resumed, or its states compared with those of an evaluation, in another folder.
+        bddl_file=bddl_file and str(Path(bddl_file).absolute()),
         assets=choose_looks(config.simulator.assets, config.model),
         checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
         teacher=str(resolve_pointer(Path(config.phases.teacher))),

@@ -118,7 +118,7 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
         if policy.action_head is None:
             advice = "use a checkpoint that was (README, Train), or one with an L1 head"
         else:
-            advice = "leave out --no-warmup, so that its L1 head can teach it"
+            advice = "let its L1 head teach it: --teacher l1, and no --no-warmup"
         raise BadInput(
             f"{finding}: it was not trained on action tokens, so training cannot start from it; {advice}, or continue "
             "with --allow-zero-baseline"

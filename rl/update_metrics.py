@@ -90,8 +90,8 @@ def check_steps_taken(gradient_norms: Sequence[float], update_index: int) -> Non
 def _diverged(steps: str, update_index: int) -> BadInput:
     return BadInput(
         f"the training has diverged: update {update_index + 1} had {steps} with a non-finite or enormous gradient, and "
-        "is not saved; --resume would repeat it: start a new run with a lower --lr and --desired-kl, for example from "
-        "`--checkpoint RUN/checkpoints/best`"
+        "is not saved; --resume would repeat it: start a new run with a lower --lr and --desired-kl (in the warmup "
+        "--warmup-lr), for example from `--checkpoint RUN/checkpoints/best`"
     )
 
 

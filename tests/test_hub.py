@@ -53,11 +53,12 @@ def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
     assert not silent_hub()
 
 
-def test_a_cached_snapshot_is_used_where_the_hub_does_not_answer(tmp_path, silent_hub, monkeypatch):
+def test_a_cached_snapshot_is_used_where_the_hub_does_not_answer(tmp_path, silent_hub, monkeypatch, caplog):
     monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
     snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
     assert resolve_checkpoint("someone/policy") == snapshot
     assert commit_of(snapshot) == "a" * 40
+    assert "no action head" in caplog.text
 
 
 def test_files_that_the_cached_snapshot_lacks_are_asked_for_at_its_commit(tmp_path, silent_hub, monkeypatch):

@@ -70,6 +70,8 @@ def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
     resolved = resolve_names(changed(TrainConfig(), **pointers))
     assert resolved.model.checkpoint == resolved.phases.teacher == str(tmp_path / "step_8")
     assert resolve_names(resolved) == resolved
+    own_task = resolve_names(changed(TrainConfig(), bddl_file="own.bddl", **pointers)).simulator.bddl_file
+    assert Path(own_task) == Path.cwd() / "own.bddl"  # the run may go on in another folder
 
 
 @pytest.mark.parametrize(("task_ids", "advantage"), [((3,), "batch"), ((1, 4, 8), "gae")])

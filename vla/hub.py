@@ -42,6 +42,10 @@ def resolve_checkpoint(name: str) -> Path:
     except Exception as error:  # the hub library raises errors of several HTTP libraries
         if cached is not None:
             log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
+            if not any(cached.glob("action_head--*")):
+                log.warning(
+                    "%s: its cache has no action head: if the hub has one, this is another policy", name
+                )
             return cached
         raise BadInput(
             f"checkpoint {name}: {no_such_folder(name)}, not in the download cache, and the hub gave "

@@ -113,7 +113,7 @@ def check_recipe(args: DemosArgs) -> None:
     if not path.exists():
         write_json(path, recipe)
     stored = read_json(path)
-    differing = [name for name, value in recipe.items() if stored.get(name, value) != value]
+    differing = [name for name, value in recipe.items() if stored.get(name) != value]
     if differing:
         raise BadInput(
             f"{args.out} holds demonstrations of another {', '.join(differing)}: {stored}; use these or another --out"
