@@ -267,7 +267,7 @@ def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, 
     if abs(drift_s) < 0.05:
         assert_equal(training_data(folder), ours, without="images")
     else:
-        with pytest.raises(BadInput, match="drifted apart: frame 0 of episode 1"):
+        with pytest.raises(BadInput, match="episode 1: video and table have drifted apart: frame 0"):
             training_data(folder)
 
 

@@ -17,6 +17,7 @@ from contracts import BadInput, first_line, replaced
 from vla.images import decode_jpeg as decode_jpeg  # of the `jpegs`; outside programs import it here
 
 RECIPE_FILE = "recipe.json"
+KEY_SUFFIX = "_no_noops"  # of the statistics of demonstrations, after the name of their suite
 CHUNK_LENGTH = 8  # actions that belong to a frame
 LIBERO_SIZES = (7, 8)  # numbers in an action, numbers in the robot's state
 

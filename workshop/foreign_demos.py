@@ -19,34 +19,29 @@ import numpy as np
 from huggingface_hub import snapshot_download
 from PIL import Image
 
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, read_fields
 from envs.env import IMAGE_SIZE
 from experiment.terminal import say
 from vla.hub import announce_hub
 from vla.images import encode_jpeg
 from workshop import rlds
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
+from workshop.demo_files import CHUNK_LENGTH, KEY_SUFFIX, RECIPE_FILE, DemoEpisode
 from workshop.sft_config import Flip
 from workshop.stored_episode import StoredEpisode, check_contents, moving_steps, positive_closes
 
 # Name of a flip -> strides of the image's rows and columns.
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
-HUB_DATASET = r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)"  # owner/name, and perhaps a folder in it
 VERSION = r"\d+\.\d+\.\d+"
 
 
 def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
-    """The folder that holds a dataset's files, and the dataset's name ("" for demonstrations of workshop.demos).
+    """The folder that holds a dataset's files, and the name of its statistics.
 
     A hub id is owner/name or owner/name/folder; its dataset is downloaded. Raises BadInput if there is no such dataset,
     or if the folder holds several.
     """
     path = Path(folder_or_hub_id).expanduser()
-    root = path
-    hub_id = re.fullmatch(HUB_DATASET, str(folder_or_hub_id))
-    if not root.is_dir() and hub_id:
-        announce_hub("--demos", path)
-        root = _download(hub_id[1], hub_id[2].strip("/"))
+    root = path if path.is_dir() else _download(str(folder_or_hub_id))
     record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
     if len(record_folders) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in record_folders)
@@ -54,11 +49,13 @@ def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
             f"--demos {folder_or_hub_id} holds several RLDS datasets: name one of its folders: {names}"
         )
     folder = record_folders[0] if record_folders else root
-    if not is_foreign(folder):
-        return folder, ""
-    # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
-    parts = [*path.resolve().parts, *folder.relative_to(root).parts]
-    return folder, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
+    if is_foreign(folder):
+        # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
+        parts = [*path.resolve().parts, *folder.relative_to(root).parts]
+        return folder, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
+    recipe = folder / RECIPE_FILE
+    suite = read_fields(recipe, str, part="task_suite") if recipe.exists() else "libero_spatial"
+    return folder, suite + KEY_SUFFIX
 
 
 def is_foreign(folder: Path) -> bool:
@@ -70,18 +67,19 @@ def _is_lerobot(folder: Path) -> bool:
     return (folder / "meta" / "info.json").exists()
 
 
-def _download(repo: str, subfolder: str) -> Path:
+def _download(name: str) -> Path:
     """Download a dataset of the hub, or take it from the hub's cache; returns its folder. Raises BadInput."""
+    repo = "/".join(name.split("/")[:2])
+    subfolder = name.removeprefix(repo).strip("/")
+    announce_hub("--demos", name)
     try:
-        snapshot = snapshot_download(
-            repo, repo_type="dataset", allow_patterns=[f"{subfolder}/*"] if subfolder else None
-        )
+        patterns = [f"{subfolder}/*"] if subfolder else None
+        return Path(snapshot_download(repo, repo_type="dataset", allow_patterns=patterns), subfolder)
     except Exception as error:  # the hub's library raises errors of several HTTP libraries
         raise BadInput(
-            f"--demos {repo}: no such folder, and no dataset of the hub or its cache ({type(error).__name__}): check "
+            f"--demos {name}: no such folder, and no dataset of the hub or its cache ({type(error).__name__}): check "
             "name and network"
         ) from error
-    return Path(snapshot, subfolder)
 
 
 def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
@@ -104,53 +102,49 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
 
     All numbers are checked before any image is decoded, so that a wrong dataset is refused early. Raises BadInput.
     """
-    faults: list[str] = []  # why each episode is left out; "": it is not
-    signs: list[bool | None] = []
+    left_out: Counter[str] = Counter()  # why -> how many episodes
+    signs: dict[
+        int, bool | None
+    ] = {}  # index of an episode -> whether the gripper's positive command closes it
     num_steps = 0
     num_still_steps = 0
-    for episode in _read_stored(folder, with_pictures=False):
+    for index, episode in enumerate(_read_stored(folder, with_pictures=False)):
         check_contents(episode)
         num_moving = len(moving_steps(episode.actions))
         num_steps += len(episode.actions)
         num_still_steps += len(episode.actions) - num_moving
         if episode.success is False:
-            faults.append("failed")
+            left_out["failed"] += 1
+        elif num_moving < CHUNK_LENGTH:
+            left_out["shorter than a chunk"] += 1
         else:
-            faults.append("" if num_moving >= CHUNK_LENGTH else "shorter than a chunk")
-        signs.append(None if faults[-1] else positive_closes(episode))
-    closes = majority(signs)
-    for index, sign in enumerate(signs):
-        if sign is not None and sign != closes:
-            faults[index] = "with the gripper's sign turned round"
-    left_out = Counter(fault for fault in faults if fault)
-    counts = ", ".join(f"{count} episodes {fault}" for fault, count in left_out.items()) or "no episode"
-    if left_out.total() == len(faults):
-        raise BadInput(f"{folder}: nothing to learn from: {counts}, of {len(faults)}")
+            signs[index] = positive_closes(episode)
+    counts = Counter(sign for sign in signs.values() if sign is not None)
+    closes = counts.most_common(1)[0][0] if counts else None
+    used = [index for index, sign in signs.items() if sign in (None, closes)]
+    left_out["with the gripper's sign turned round"] = len(signs) - len(used)
+    reasons = ", ".join(f"{count} episodes {reason}" for reason, count in (+left_out).items()) or "no episode"
+    if not used:
+        raise BadInput(f"{folder}: nothing to learn from: {reasons}")
     if closes is None:
         raise BadInput(
             f"{folder}: which value closes the gripper cannot be told, because the fingers of its states never follow: "
             "expected their joints (m) as values 7 and 8 of the state"
         )
     say(
-        f"{folder}: {len(faults)} episodes, the gripper's value {'1' if closes else '0 or -1'} closes; left out: "
-        f"{counts}, {num_still_steps} of {num_steps} env steps in which nothing moves"
+        f"{folder}: {len(used)} episodes, the gripper's value {'1' if closes else '0 or -1'} closes; left out: "
+        f"{reasons}, {num_still_steps} of {num_steps} env steps in which nothing moves"
     )
-    return faults.count(""), _converted(folder, faults, closes, flip)
-
-
-def majority(signs: Sequence[bool | None]) -> bool | None:
-    """The more frequent of True and False; None if there is neither."""
-    counts = Counter(sign for sign in signs if sign is not None)
-    return counts.most_common(1)[0][0] if counts else None
+    return len(used), _converted(folder, used, closes, flip)
 
 
 def _converted(
-    folder: Path, faults: Sequence[str], positive_closes: bool, flip: Flip
+    folder: Path, used: Sequence[int], positive_closes: bool, flip: Flip
 ) -> Iterator[tuple[str, DemoEpisode]]:
-    """Yield (location, episode) of the episodes without fault, without the env steps in which nothing moves."""
+    """Yield (location, episode) of the `used` episodes, without the env steps in which nothing moves."""
     with ThreadPoolExecutor() as pool:  # threads run in parallel: image codecs release Python's lock
-        for stored, fault in zip(_read_stored(folder, with_pictures=True), faults, strict=True):
-            if fault:
+        for index, stored in enumerate(_read_stored(folder, with_pictures=True)):
+            if index not in used:
                 continue
             kept = moving_steps(stored.actions)
             actions = stored.actions[kept]

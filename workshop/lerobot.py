@@ -5,7 +5,6 @@ how long each episode is, and in which video and at which second it begins.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,22 +21,10 @@ from workshop.stored_episode import StoredEpisode, choose_cameras, choose_featur
 STATES = ("observation.state", "state")
 ACTIONS = ("action", "actions")
 SUCCESS = "next.success"
-# The columns that say where an episode is in a camera's videos.
-VIDEO_PLACE = ("chunk_index", "file_index", "from_timestamp")
 ROWS_AT_ONCE = 64  # rows of a Parquet file that are read at once; they may hold images, which take memory
-REPAIR = "download the dataset again"
 
 Row = dict[str, Any]  # a row of a Parquet file, by the names of its columns
 Frames = Iterator[tuple[float, np.ndarray]]  # of a video: the time (s) and the image of each
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What meta/info.json says about a dataset, and how far its videos were read."""
-
-    folder: Path
-    info: dict[str, Any]
-    open_videos: dict[Path, Frames] = field(default_factory=dict)  # the unread frames of each file
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
@@ -51,7 +38,7 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
             f"{folder}: a LeRobot dataset of version {version}, expected v3: convert it by lerobot"
         )
     try:
-        yield from _read_episodes(Dataset(folder, info), with_pictures)
+        yield from _read_episodes(folder, info, with_pictures)
     except BadInput:
         raise
     except Exception as fault:  # damaged files can raise nearly any exception in pyarrow, av and here
@@ -63,10 +50,9 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
         ) from fault
 
 
-def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
+def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
-    folder = dataset.folder
-    types = {name: feature["dtype"] for name, feature in dataset.info["features"].items()}
+    types = {name: feature["dtype"] for name, feature in info["features"].items()}
     state = choose_feature(types, STATES, str(folder))
     action = choose_feature(types, ACTIONS, str(folder))
     cameras = choose_cameras(types, str(folder))
@@ -75,6 +61,7 @@ def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpis
     columns = ["episode_index", "task_index", "timestamp", state, action, SUCCESS]
     if with_pictures:
         columns += [name for name in cameras if types[name] == "image"]
+    videos: dict[Path, Frames] = {}  # the unread frames of each file
     num_episodes = 0
     all_rows = _read_rows(folder, "data/*/*.parquet", columns)
     for index, group in groupby(all_rows, itemgetter("episode_index")):
@@ -84,10 +71,14 @@ def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpis
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
         pictures: list[Sequence[bytes | np.ndarray]] = []
         for camera in cameras if with_pictures else ():
-            if types[camera] == "video":
-                pictures.append(_next_frames(dataset, camera, entry, rows))
-            else:
+            if types[camera] == "image":
                 pictures.append([_read_picture(folder, row[camera]) for row in rows])
+                continue
+            path = folder / _video_path(info, camera, entry)
+            frames = videos.setdefault(path, _decode_frames(path))
+            times_s = [entry[f"videos/{camera}/from_timestamp"] + row["timestamp"] for row in rows]
+            location = f"{path}, episode {index}"
+            pictures.append(_next_frames(frames, times_s, 0.5 / info["fps"], location))
         yield StoredEpisode(
             location=f"{folder}, episode {index}",
             pictures=list(zip(*pictures, strict=True)),
@@ -97,8 +88,8 @@ def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpis
             success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in types else None,
         )
         num_episodes += 1
-    if num_episodes != dataset.info["total_episodes"]:
-        raise ValueError(f"it has {num_episodes} of {dataset.info['total_episodes']} episodes")
+    if num_episodes != info["total_episodes"]:
+        raise ValueError(f"it has {num_episodes} of {info['total_episodes']} episodes")
 
 
 def _read_rows(folder: Path, pattern: str, columns: list[str] | None = None) -> Iterator[Row]:
@@ -124,30 +115,33 @@ def _read_picture(folder: Path, cell: object) -> bytes:
     return cell["bytes"] or (folder / cell["path"]).read_bytes()
 
 
-def _next_frames(dataset: Dataset, camera: str, entry: Row, rows: Sequence[Row]) -> list[np.ndarray]:
+def _video_path(info: Row, camera: str, entry: Row) -> str:
+    """The video that holds an episode's pictures. pandas may have made the two indices floats."""
+    return info["video_path"].format(
+        video_key=camera,
+        chunk_index=int(entry[f"videos/{camera}/chunk_index"]),
+        file_index=int(entry[f"videos/{camera}/file_index"]),
+    )
+
+
+def _next_frames(
+    frames: Frames, times_s: Sequence[float], tolerance_s: float, location: str
+) -> list[np.ndarray]:
     """The images of the next episode in a video, [T] uint8 (H, W, 3) RGB. The video may hold more episodes.
 
     Frames are counted, and compared with the times that the tables say: neither alone shows that video and table have
     drifted apart. Raises BadInput if they differ by half a frame or more, ValueError if the video ends too early.
     """
-    index = entry["episode_index"]
-    chunk_index, file_index, start_s = (entry[f"videos/{camera}/{column}"] for column in VIDEO_PLACE)
-    # pandas may have made the two indices floats.
-    place = {"video_key": camera, "chunk_index": int(chunk_index), "file_index": int(file_index)}
-    path = dataset.folder / dataset.info["video_path"].format(**place)
-    frames = dataset.open_videos.setdefault(path, _decode_frames(path))
-    fps = dataset.info["fps"]
     pictures: list[np.ndarray] = []
-    for row, (frame_s, picture) in zip(rows, frames, strict=False):
-        expected_s = start_s + row["timestamp"]
-        if not abs(frame_s - expected_s) < 0.5 / fps:  # `not` is also true for NaN
+    for expected_s, (frame_s, picture) in zip(times_s, frames, strict=False):
+        if not abs(frame_s - expected_s) < tolerance_s:  # `not` is also true for NaN
             raise BadInput(
-                f"{path}: video and table have drifted apart: frame {len(pictures)} of episode {index} is at "
-                f"{frame_s:.3f} s, the table says {expected_s:.3f} s: convert the dataset again, by a newer lerobot"
+                f"{location}: video and table have drifted apart: frame {len(pictures)} is at {frame_s:.3f} s, the "
+                f"table says {expected_s:.3f} s: convert the dataset again, by a newer lerobot"
             )
         pictures.append(picture)
-    if len(pictures) != len(rows):
-        raise ValueError(f"{path.name} has {len(pictures)} of {len(rows)} frames of episode {index}")
+    if len(pictures) != len(times_s):
+        raise ValueError(f"{location} has {len(pictures)} of {len(times_s)} frames")
     return pictures
 
 

@@ -7,14 +7,12 @@
 
 --demos names a folder of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
 
-Without --lora-rank all parameters are trained: from random weights in the sizes given, or from a checkpoint; the output
-is a checkpoint folder like any other. With --lora-rank the same parameters are trained as by RL, in as much memory:
-adapters on every linear map, including the token head, and the proprio projector; the output is an adapter folder,
-which train_grpo.py and eval.py take as --checkpoint. Both hold sft_metrics.jsonl, sft_run.json (how it was made) and
-first_frame.png (what the network sees).
+Without --lora-rank all parameters are trained, and the output is a checkpoint folder like any other. With --lora-rank
+the same parameters are trained as by RL, in as much memory: adapters on every linear map, including the token head, and
+the proprio projector; the output is an adapter folder, which train_grpo.py and eval.py take as --checkpoint. Both hold
+sft_metrics.jsonl, sft_run.json (how it was made) and first_frame.png (what the network sees).
 
-With every record (--log-every) weights and optimizer are saved, in sft_training.pt. After Ctrl-C or a kill the same
-command goes on from there, to the same weights.
+After Ctrl-C or a kill the same command goes on from the last record (--log-every), to the same weights.
 
 With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
 but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import BadInput, Observation, read_fields, write_json
+from contracts import BadInput, Observation, write_json
 from experiment.terminal import show_progress
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics, normalise
@@ -23,7 +23,7 @@ from vla.hub import resolve_checkpoint
 from vla.images import centre_crop, decode_jpeg, lanczos_resize
 from vla.preprocessing import ImageProcessor
 from vla.tokens import encode
-from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, list_episodes, read_episode
+from workshop.demo_files import KEY_SUFFIX, DemoEpisode, list_episodes, read_episode
 from workshop.foreign_demos import find_demos, is_foreign, open_foreign
 from workshop.sft_config import Flip, SftArgs
 from workshop.tiny import make_tiny_checkpoint
@@ -31,7 +31,6 @@ from workshop.tiny import make_tiny_checkpoint
 Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
 Episodes = list[tuple[DemoEpisode, Images]]
 StatisticsEntry = dict[str, object]  # of one data set in dataset_statistics.json
-KEY_SUFFIX = "_no_noops"  # of statistics, after the name of a suite
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,6 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
             size=args.size,
         )
     init = inspect_checkpoint(checkpoint, args.num_images)
-    if init.config.chunk_length != CHUNK_LENGTH:
-        raise BadInput(
-            f"--init {checkpoint}: its chunks have not {CHUNK_LENGTH} actions: give another checkpoint"
-        )
     if args.l1 and init.action_head_file is None:
         raise BadInput(f"--l1: {checkpoint} has no action head (action_head--*.pt): leave out --init or --l1")
     image_size = ImageProcessor.load(checkpoint).image_size
@@ -82,14 +77,9 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
-    folders = []
-    keys = set()
-    for folder_or_hub_id in demos:
-        folder, dataset_name = find_demos(folder_or_hub_id)
-        folders.append(folder)
-        recipe = folder / RECIPE_FILE
-        suite = read_fields(recipe, str, part="task_suite") if recipe.exists() else "libero_spatial"
-        keys.add(dataset_name or suite + KEY_SUFFIX)
+    found = [find_demos(folder_or_hub_id) for folder_or_hub_id in demos]
+    folders = [folder for folder, _ in found]
+    keys = {key for _, key in found}
     if task_suite:
         return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
@@ -99,10 +89,7 @@ def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[lis
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
-    """All episodes and their pictures; the JPEG files of the pictures are not kept. Raises BadInput.
-
-    Folders are our own or foreign (see workshop/foreign_demos.py, also for `flip`).
-    """
+    """All episodes and their pictures, of our own or foreign folders; the JPEG files are not kept. Raises BadInput."""
     episodes = []
     for folder in folders:
         if is_foreign(folder):
@@ -139,10 +126,7 @@ def _read_image(jpeg: bytes, size: int) -> np.ndarray:
 
 
 def from_env(actions: np.ndarray) -> np.ndarray:
-    """Actions (..., D) in the data sets' gripper convention, float64: the inverse of `vla.tokens.to_env`.
-
-    The last dimension goes from -1 = open, 1 = close to 1 = open, 0 = close, limited to [0, 1].
-    """
+    """Actions (..., D) with the gripper as in data sets (1 = open, 0 = close), float64: undoes `vla.tokens.to_env`."""
     dataset_actions = np.array(actions, dtype=np.float64)
     dataset_actions[..., -1] = 1.0 - np.clip(dataset_actions[..., -1], 0.0, 1.0)
     return dataset_actions

@@ -1,6 +1,5 @@
-"""Train a policy on demonstrations, write it and check it: what workshop.sft does once its flags are read."""
+"""Train a policy on demonstrations, and write it: what workshop.sft does once its flags are read."""
 
-import gc
 import json
 import os
 import time
@@ -13,20 +12,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import BadInput, SelfCheckError, first_line, unfinished_folder, write_json
+from contracts import BadInput, first_line, unfinished_folder, write_json
 from experiment.checkpoints import write_trainer_state
 from experiment.file_lock import locked
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
-from vla.dataset_statistics import DatasetStatistics
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
 from vla.memory import plan_update
 from vla.policy import Policy
+from workshop.demo_files import KEY_SUFFIX
 from workshop.sft_config import SftArgs
 from workshop.sft_data import (
-    KEY_SUFFIX,
     Demos,
     Episodes,
     chunk_actions,
@@ -36,11 +34,9 @@ from workshop.sft_data import (
 )
 from workshop.sft_update import (
     Frames,
-    Loss,
     Student,
     augment_observations,
     measure,
-    proprio_noise_scale,
     regression_loss,
     token_loss,
     training_step,
@@ -51,19 +47,14 @@ SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
 STATE_FILE = "sft_training.pt"  # of an unfinished training
 WEIGHT_DECAY = 0.02
+PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
-CHECKED_EPISODES = 4  # training episodes on which the policy is compared before and after saving
-# How much its loss may change there: weights are rounded to bfloat16.
-CLOSE = 0.03
-CLOSE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Training:
     """A training under way, whose state STATE_FILE holds."""
 
-    out: Path
-    scratch: Path  # beside `out`: the state is written there before it replaces the one in `out`
     settings: dict[str, object]  # a training goes on only with the same ones
     policy: Student
     optimizer: torch.optim.Optimizer
@@ -72,42 +63,21 @@ class Training:
 
 
 def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
-    """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair.
+    """Train and save a policy; returns the folder. Raises BadInput for what the user can repair.
 
     argv: the command line, which SFT_RUN_FILE records (from Python: none).
     """
-    state_file = args.out / STATE_FILE
-    if args.out.exists() and not state_file.exists():
+    if args.out.exists() and not (args.out / STATE_FILE).exists():
         raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
     lock = locked(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
     with lock, unfinished_folder(args.out) as scratch:
         device = choose_device(args.device, args.init)
         limit_memory(args.memory_budget, device)
         demos = read_demos(args, scratch)
-        loss_before = train_and_save(args, demos, device, scratch)
-        run = {
-            "arguments": json.loads(json.dumps(asdict(args), default=str)),
-            "train_episodes": len(demos.train),
-            "train_frames": sum(len(images) for _, images in demos.train),
-            **provenance(argv),
-        }
-        write_json(args.out / SFT_RUN_FILE, run)
-        check_written(args, demos, loss_before, device)
-        state_file.unlink()
+        policy = load_student(args, demos, device)
+        train(args, demos, policy, scratch)
+        write_policy(args, demos, policy, argv)
     return args.out
-
-
-def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: Path) -> float:
-    """Returns the trained policy's loss on the first episodes, as `check_written` measures it again."""
-    policy = load_student(args, demos, device)
-    train(args, demos, policy, scratch)
-    if isinstance(policy, Policy):
-        policy.save_adapter(args.out, looks=" ".join(demos.looks))
-    else:
-        policy.save(args.out, demos.looks)
-    statistics = demos.init.statistics[demos.unnorm_key]
-    frames = make_frames(args, demos.train[:CHECKED_EPISODES], statistics)
-    return measure(loss_of(args), policy, frames)[0]
 
 
 def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
@@ -128,12 +98,14 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
 
 
 def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
-    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`."""
-    loss = loss_of(args)
-    statistics = demos.init.statistics[demos.unnorm_key]
-    frames = make_frames(args, demos.train, statistics, cropped=not args.augment)
-    held_out = make_frames(args, demos.held_out, statistics) if demos.held_out else None
-    noise_scale = proprio_noise_scale(frames.observations)
+    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`.
+
+    scratch: a folder beside `args.out`, where files are written before they replace older ones there.
+    """
+    loss = regression_loss if args.l1 else token_loss
+    frames = make_frames(args, demos, demos.train, cropped=not args.augment)
+    held_out = make_frames(args, demos, demos.held_out) if demos.held_out else None
+    noise_scale = PROPRIO_NOISE * np.std([one.proprio for one in frames.observations], axis=0)
     micro_batch_size = args.batch_size
     if isinstance(policy, Policy):  # before the optimizer takes its memory
         plan = plan_update(policy, "auto", args.batch_size)
@@ -172,63 +144,61 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
                     record["held_out/loss"], record["held_out/accuracy"] = measure(loss, policy, held_out)
                 training.records.append(record | system_metrics())
                 say(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
-                save_training(training)
+                save_training(training, args.out, scratch)
                 unrecorded.clear()
 
 
-def loss_of(args: SftArgs) -> Loss:
-    return regression_loss if args.l1 else token_loss
-
-
-def make_frames(
-    args: SftArgs, episodes: Episodes, statistics: DatasetStatistics, cropped: bool = True
-) -> Frames:
+def make_frames(args: SftArgs, demos: Demos, episodes: Episodes, cropped: bool = True) -> Frames:
     """All frames of episodes with the targets of the loss; cropped as in evaluation, or not yet."""
     make_targets = chunk_actions if args.l1 else chunk_tokens
-    return Frames(make_observations(episodes, cropped), make_targets(episodes, statistics))
+    targets = make_targets(episodes, demos.init.statistics[demos.unnorm_key])
+    return Frames(make_observations(episodes, cropped), targets)
 
 
 def begin_training(args: SftArgs, policy: Student, scratch: Path, num_frames: int) -> Training:
     """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on."""
+    settings = arguments_of(args) | {"train_frames": num_frames}
+    del settings["out"]
     optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
-    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
-    del settings["out"]
-    training = Training(args.out, scratch, settings, policy, optimizer, generator)
+    training = Training(settings, policy, optimizer, generator)
     if (args.out / STATE_FILE).exists():
-        restore_training(training)
+        restore_training(training, args.out / STATE_FILE)
     else:
-        save_training(training)  # at once, which shows whether there is space for it
+        save_training(training, args.out, scratch)  # at once, which shows whether there is space for it
     return training
 
 
-def save_training(training: Training) -> None:
+def arguments_of(args: SftArgs) -> dict[str, object]:
+    """The arguments as JSON stores them."""
+    return json.loads(json.dumps(asdict(args), default=str))
+
+
+def save_training(training: Training, out: Path, scratch: Path) -> None:
     """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
-    parameters = {name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()}
     contents: dict[str, object] = {
         "settings": training.settings,
         "records": training.records,
-        "parameters": parameters,
+        "parameters": {
+            name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()
+        },
         "optimizer": training.optimizer.state_dict(),
         "generator": training.generator.get_state(),
     }
-    draft = training.scratch / STATE_FILE
-    write_trainer_state(draft, contents)
-    training.out.mkdir(exist_ok=True)
-    os.replace(draft, training.out / STATE_FILE)
+    write_trainer_state(scratch / STATE_FILE, contents)
+    out.mkdir(exist_ok=True)
+    os.replace(scratch / STATE_FILE, out / STATE_FILE)
     lines = [json.dumps(record) + "\n" for record in training.records]
-    (training.out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+    (out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
 
 
-def restore_training(training: Training) -> None:
-    """Restore the state that the output folder holds. Raises BadInput if it is damaged, or another training's."""
-    path = training.out / STATE_FILE
+def restore_training(training: Training, path: Path) -> None:
+    """Restore a state. Raises BadInput if it is damaged, or another training's."""
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly any exception in torch
         raise BadInput(f"{path} cannot be read ({first_line(error)}): begin in a new --out") from error
-    settings = training.settings
-    differing = [name for name in settings if stored["settings"].get(name) != settings[name]]
+    differing = [name for name, value in training.settings.items() if stored["settings"].get(name) != value]
     if differing:
         names = ", ".join(differing)
         raise BadInput(f"{path} is a training with other values of {names}: give its own, or a new --out")
@@ -242,33 +212,23 @@ def restore_training(training: Training) -> None:
     training.records.extend(stored["records"])
 
 
-def check_written(args: SftArgs, demos: Demos, loss_before: float, device: torch.device) -> None:
-    """Load what was written as every program will, and compare its loss on training frames with that before saving.
-
-    A policy with a low loss that never succeeds is most often not read as it was trained: without its token head, or
-    with other statistics. Also writes first_frame.png. Raises SelfCheckError when the losses differ.
-    """
-    gc.collect()  # frees the network that was trained: there may be no memory for two
-    torch.cuda.empty_cache()
-    options = LoadOptions(
-        task_suite=demos.unnorm_key,
-        unnorm_key=demos.unnorm_key,
-        device=device,
-        frozen_weights="auto" if args.lora_rank else "float32",
-        compile="off",
-    )
-    policy = Policy.load(str(args.out), options)
-    frames = make_frames(args, demos.train[:CHECKED_EPISODES], policy.statistics)
-    first_frame = np.concatenate(list(policy.model_inputs.images_of(frames.observations[0])), axis=1)
-    Image.fromarray(first_frame).save(args.out / "first_frame.png")
-    loss, accuracy = measure(loss_of(args), policy, frames)
-    finding = f"{args.out}, read again: a loss of {loss:.4g} on training frames, {loss_before:.4g} before"
-    is_close = abs(loss - loss_before) <= CLOSE + CLOSE_SHARE * loss_before  # also False for NaN
-    if not is_close:
-        raise SelfCheckError(f"{finding}: what was written is not what was trained")
-    say(f"{finding}, {accuracy:.1%} of the actions are as demonstrated; statistics: {demos.unnorm_key}")
+def write_policy(args: SftArgs, demos: Demos, policy: Student, argv: Sequence[str]) -> None:
+    """Write the trained policy, how it was made and what it sees; then the unfinished training can go."""
+    if isinstance(policy, Policy):
+        policy.save_adapter(args.out, looks=" ".join(demos.looks))
+    else:
+        policy.save(args.out, demos.looks)
+    first_observation = make_observations(demos.train[:1])[0]
+    pictures = list(policy.model_inputs.images_of(first_observation))
+    Image.fromarray(np.concatenate(pictures, axis=1)).save(args.out / "first_frame.png")
+    run = {
+        "arguments": arguments_of(args),
+        "train_episodes": len(demos.train),
+        "train_frames": sum(len(images) for _, images in demos.train),
+        **provenance(argv),
+    }
+    write_json(args.out / SFT_RUN_FILE, run)
+    (args.out / STATE_FILE).unlink()
     suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
-    say(
-        f"Evaluate it on its tasks: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ..."
-    )
+    say(f"Evaluate: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ...")
     say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")

@@ -1,4 +1,4 @@
-"""The parts of a supervised step: frames as training sees them, the losses, and the step itself.
+"""The parts of supervised training: frames as it sees them, the losses, and the optimizer step.
 
 A policy learns the tokens of the demonstrated chunks, or with --l1 their continuous actions. The loss of tokens is over
 all ids, as openvla-oft's: the token head of a checkpoint that was trained by L1 regression gives words the highest
@@ -22,7 +22,6 @@ from workshop.augment import augment
 from workshop.whole_network import WholeNetwork
 
 MAX_GRAD_NORM = 1.0
-PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
 MEASURED_AT_ONCE = 8  # frames
 
 Student = Policy | WholeNetwork
@@ -44,21 +43,13 @@ class Frames:
         return Frames(self.observations[rows], self.targets[rows])
 
 
-def proprio_noise_scale(observations: Sequence[Observation]) -> np.ndarray:
-    """The standard deviation of the noise on each number of the robot's state, (D,)."""
-    return PROPRIO_NOISE * np.std([observation.proprio for observation in observations], axis=0)
-
-
 def augment_observations(
     observations: Sequence[Observation],
     noise_scale: np.ndarray,
     augment_images: bool,
     generator: torch.Generator,
 ) -> list[Observation]:
-    """The observations with noise on their robot states and, if `augment_images`, random crops and colours.
-
-    All draws come from `generator`, on whose device the images are augmented.
-    """
+    """The observations with noise on their robot states and, if `augment_images`, random crops and colours."""
     device = generator.device
     images = np.stack([observation.images for observation in observations])
     if augment_images:
