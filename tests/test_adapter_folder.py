@@ -48,7 +48,7 @@ def change_config(adapter_folder: Path, **changes) -> None:
 def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path):
     network = adapted_network(small_one_image, rank=4, alpha=8)
     train_network_a_little(network)
-    write_adapter(tmp_path, network, small_one_image, str(small_one_image), "f" * 64)
+    write_adapter(tmp_path, network, small_one_image, str(small_one_image), {})
     assert json.loads((tmp_path / "adapter_config.json").read_text()).keys() == FIELDS_OF_CONFIG
     base = load_small_network(small_one_image)
     by_peft = PeftModel.from_pretrained(base, str(tmp_path))
@@ -61,7 +61,7 @@ def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path):
 
 @pytest.mark.parametrize(("rank", "alpha"), [(8, 8), (4, 16)])
 def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, rank, alpha):
-    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
+    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", {})
     with pytest.raises(BadInput, match=str(tmp_path)):
         copy_into_network(read_adapter(tmp_path), adapted_network(small_one_image, rank, alpha))
 
@@ -75,7 +75,7 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
     ],
 )
 def test_adapter_of_another_kind_is_refused(small_one_image, tmp_path, changes):
-    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
+    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", {})
     change_config(tmp_path, **changes)
     with pytest.raises(BadInput, match=str(tmp_path)):
         read_adapter(tmp_path)

@@ -5,9 +5,10 @@ Evaluation needs only this folder and the base checkpoint, which the folder name
 
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from peft import LoraConfig
@@ -26,6 +27,7 @@ SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.js
 # Names of the language model's blocks and token head
 BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
+L1Student = Literal["tokens", "laplace"]
 # Starts of plain LoRA. Others, such as pissa, change the base before training, so the adapter alone is not the policy.
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -41,7 +43,7 @@ class StoredAdapter:
     # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it.
     base_fingerprint: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
-    l1_student: str  # see `LoadOptions.l1_student`
+    l1_student: L1Student  # see `LoadOptions.l1_student`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
 
     def trained_blocks(self, num_blocks: int) -> int | None:
@@ -54,10 +56,7 @@ class StoredAdapter:
 
 
 def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter.
-
-    Raises BadInput when it is an adapter but names no base, or a folder that does not exist.
-    """
+    """The base (folder or hub id) that an adapter folder names; None: it is none. Raises BadInput for a lost base."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
@@ -83,20 +82,12 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
 
 
 def write_adapter(
-    folder: Path,
-    network: OpenVLAOFT,
-    base_folder: Path,
-    base_model: str,
-    base_fingerprint: str,
-    frozen_weights: str = "float32",
-    looks: Collection[str] = (),
-    num_images: int | None = None,
+    folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, metadata: dict[str, str]
 ) -> None:
     """Write a trained adapter so that this program and peft's PeftModel.from_pretrained can read it.
 
-    Writes the adapter, the proprio projector, and the small files that evaluation reads. base_folder: the checkpoint
-    folder from which these are copied. base_model: its name, which the adapter's config stores. looks: see
-    `CheckpointInfo`. num_images: that the policy reads, which its base may not say.
+    Writes the adapter with `metadata`, the proprio projector, and the small files of `base_folder` that evaluation
+    reads. base_model: the base's name, which the adapter's config stores.
     """
     matrices = network.adapters.named_matrices()
     # Written without peft's LoraConfig, which would add all fields of its version: peft 0.11.1, which openvla-oft uses,
@@ -113,14 +104,6 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG_FILE, config)
     tensors = {f"{KEY_PREFIX}{name}.weight": matrix for name, matrix in matrices.items()}
-    metadata = {
-        "base_fingerprint": base_fingerprint,
-        "frozen_weights": frozen_weights,
-        "looks": " ".join(sorted(set(looks))),
-        "l1_student": "tokens" if network.l1_head is None else "laplace",
-    }
-    if num_images is not None:
-        metadata["num_images"] = str(num_images)
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / ADAPTER_PROPRIO_FILE, network.proprio_projector.state_dict())
@@ -162,7 +145,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         base_model=config.base_model_name_or_path,
         base_fingerprint=metadata.get("base_fingerprint"),
         frozen_weights=metadata.get("frozen_weights"),
-        l1_student=metadata.get("l1_student", "tokens"),
+        l1_student="laplace" if metadata.get("l1_student") == "laplace" else "tokens",
         tensors=tensors,
     )
 
@@ -179,7 +162,7 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
             f"{layers.alpha} at rank {layers.rank}: give the same LoRA flags"
         )
     matrices = layers.named_matrices()
-    # peft's target_modules may leave out some maps. Without an adapter a map is as in the base: B is zero.
+    # Maps that peft's target_modules leaves out are as in the base: B is zero.
     adapted = {name.rpartition(".")[0] for name in adapter.tensors}
     absent = {
         name: torch.zeros_like(matrix) if name.endswith("lora_B") else matrix
@@ -196,15 +179,13 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
     """Copy tensors by name. If one is missing or has another shape, raises BadInput and copies none."""
-    expected_shapes = {name: tuple(tensor.shape) for name, tensor in targets.items()}
-    stored_shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    for name in sorted(targets.keys() | stored.keys()):
-        expected_shape = expected_shapes.get(name, "none")
-        stored_shape = stored_shapes.get(name, "none")
-        if stored_shape != expected_shape:
-            raise BadInput(
-                f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base, "
-                "has another rank than its config, or was trained on parts that have no adapters here"
-            )
+    expected = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+    found = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+    different = sorted(expected.items() ^ found.items())
+    if different:
+        raise BadInput(
+            f"{path}: {different[0][0]} is missing, unknown or of another shape: it belongs to another base, has "
+            "another rank than its config, or was trained on parts that have no adapters here"
+        )
     for name, target in targets.items():
         target.copy_(stored[name])

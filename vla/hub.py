@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from contracts import BadInput, no_such_folder
+from contracts import BadInput, first_line, no_such_folder
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model", "README.md"]
 def resolve_checkpoint(name: str) -> Path:
     """The folder of a checkpoint: a local folder itself, or for a hub id the cached folder, downloaded if needed.
 
-    Raises BadInput when there is none. Without a network it waits for at most HUB_TIMEOUT_S seconds.
+    Raises BadInput when there is none.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -35,10 +35,6 @@ def resolve_checkpoint(name: str) -> Path:
         HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT_S)
         # Of a cached snapshot only the files that it lacks: without its L1 head it would be another policy.
         return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
-    except PermissionError as error:
-        raise BadInput(
-            f"checkpoint {name}: {error.filename} may not be used: set HF_HOME to a folder of your own (a 7B is 15 GB)"
-        ) from None
     except Exception as error:  # the hub library raises errors of several HTTP libraries
         if cached is not None:
             log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
@@ -48,8 +44,8 @@ def resolve_checkpoint(name: str) -> Path:
                 )
             return cached
         raise BadInput(
-            f"checkpoint {name}: {no_such_folder(name)}, not in the download cache, and the hub gave "
-            f"{type(error).__name__}: check name and network, or give a local folder"
+            f"checkpoint {name}: {no_such_folder(name)}, and downloading it gave {type(error).__name__} "
+            f"({first_line(error)}): check name, network and HF_HOME (a 7B is 15 GB), or give a local folder"
         ) from error
 
 

@@ -3,7 +3,7 @@
 A checkpoint is a folder or hub id in OpenVLA-OFT's format, or the folder of an adapter, which names its base.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from contracts import BadInput, first_line
 from vla import eight_bits
-from vla.adapter_folder import StoredAdapter, base_and_adapter, read_adapter
+from vla.adapter_folder import L1Student, StoredAdapter, base_and_adapter, read_adapter
 from vla.adapters import add_lora
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import select_key
@@ -25,7 +25,6 @@ from vla.prompts import load_tokenizer
 
 FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
 Compile = Literal["auto", "on", "off"]
-L1Student = Literal["tokens", "laplace"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class LoadOptions:
     device: str | torch.device = "auto"
     # See `limit_memory`
     memory_budget: float | None = None
-    # See `choose_frozen_weights`
+    # auto: the 8-bit format that a trained adapter was trained on; else bf16 on a GPU and float32 on a CPU
     frozen_weights: FrozenWeights = "auto"
     # "on": torch.compile, and CUDA graphs on a GPU; "auto": on a GPU CUDA graphs, and torch.compile for large networks
     compile: Compile = "auto"
@@ -65,15 +64,14 @@ class PolicyParts:
     """What `load_parts` reads, and `Policy` is built from."""
 
     info: CheckpointInfo
-    task_suite: str | None  # that was asked for
+    options: LoadOptions  # see `settle_options`
     unnorm_key: str
     base_model: str  # the base checkpoint: an absolute folder, or a hub id
     tokenizer: Tokenizer
     processor: ImageProcessor
-    frozen_weights: str  # the format: float32, bf16, int8 or fp8
     network: OpenVLAOFT  # with new adapters
     action_head: L1RegressionHead | None
-    adapter_folder: str | None  # of the trained adapter, whose values are not yet in the network
+    adapter: StoredAdapter | None  # the trained adapter, whose values are not yet in the network
 
 
 def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
@@ -84,85 +82,64 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, options.num_images, adapter_folder, options.statistics)
     unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
-    num_blocks = info.config.llama.num_hidden_layers
-    if options.trained_blocks is not None and options.trained_blocks > num_blocks:
-        raise BadInput(
-            f"--trained-blocks {options.trained_blocks}: the language model of {checkpoint} has {num_blocks} blocks"
-        )
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
-    frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
+    options = settle_options(options, device, adapter, info.config.llama.num_hidden_layers)
     try:
-        network, head = _load_networks(info, unnorm_key, options, adapter, frozen_weights, device)
+        network, head = _load_networks(info, unnorm_key, options, device)
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
             "raise --memory-budget, or use a GPU with more memory"
         ) from None
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
-    return PolicyParts(
-        info,
-        options.task_suite,
-        unnorm_key,
-        base_model,
-        tokenizer,
-        processor,
-        frozen_weights,
-        network,
-        head,
-        adapter_folder,
-    )
+    return PolicyParts(info, options, unnorm_key, base_model, tokenizer, processor, network, head, adapter)
+
+
+def settle_options(
+    options: LoadOptions, device: torch.device, adapter: StoredAdapter | None, num_blocks: int
+) -> LoadOptions:
+    """Replace what is `auto` or follows from the trained adapter, if there is one. Raises BadInput.
+
+    num_blocks: of the language model.
+    """
+    if adapter is not None:
+        options = replace(
+            options,
+            lora_rank=adapter.rank,
+            lora_alpha=adapter.alpha,
+            trained_blocks=adapter.trained_blocks(num_blocks),
+            l1_student=adapter.l1_student,
+        )
+    elif options.trained_blocks is not None and options.trained_blocks > num_blocks:
+        raise BadInput(
+            f"--trained-blocks {options.trained_blocks}: the language model has {num_blocks} blocks"
+        )
+    if options.frozen_weights == "auto":
+        trained_on = None if adapter is None else adapter.frozen_weights
+        usual = "bf16" if device.type == "cuda" else "float32"
+        chosen = trained_on if trained_on in eight_bits.FORMATS else usual
+        options = replace(options, frozen_weights=cast("FrozenWeights", chosen))
+    eight_bits.check_device(options.frozen_weights, device)
+    return options
 
 
 def _load_networks(
-    info: CheckpointInfo,
-    unnorm_key: str,
-    options: LoadOptions,
-    adapter: StoredAdapter | None,
-    frozen_weights: str,
-    device: torch.device,
+    info: CheckpointInfo, unnorm_key: str, options: LoadOptions, device: torch.device
 ) -> tuple[OpenVLAOFT, L1RegressionHead | None]:
-    """Load the network with new adapters (of the trained adapter's rank, if there is one), and the L1 head."""
-    dtype = dtype_of(frozen_weights, device)
+    """Load the network, with new adapters, and the L1 head."""
+    frozen_weights = options.frozen_weights
+    # Of all frozen weights that are not in 8 bits
+    is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
+    dtype = torch.float32 if is_exact else torch.bfloat16
     num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
     network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
-    if adapter is not None:
-        rank = adapter.rank
-        alpha = adapter.alpha
-        trained_blocks = adapter.trained_blocks(info.config.llama.num_hidden_layers)
-        l1_student = adapter.l1_student
-    else:
-        rank = options.lora_rank
-        alpha = rank if options.lora_alpha is None else options.lora_alpha
-        trained_blocks = options.trained_blocks
-        l1_student = options.l1_student
-    if trained_blocks is not None:
-        network.train_last_blocks(trained_blocks)
+    if options.trained_blocks is not None:
+        network.train_last_blocks(options.trained_blocks)
+    rank = options.lora_rank
+    alpha = rank if options.lora_alpha is None else options.lora_alpha
     network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
     head = load_action_head(info, device, dtype)
-    network.l1_head = head if l1_student == "laplace" else None
+    network.l1_head = head if options.l1_student == "laplace" else None
     return network, head
-
-
-def dtype_of(frozen_weights: str, device: torch.device) -> torch.dtype:
-    """The dtype of all frozen weights that are not in 8 bits."""
-    is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
-    return torch.float32 if is_exact else torch.bfloat16
-
-
-def choose_frozen_weights(
-    requested: FrozenWeights, device: torch.device, adapter: StoredAdapter | None
-) -> FrozenWeights:
-    """Choose the format of the frozen weights. Raises BadInput when the GPU does not support it.
-
-    `auto` is the 8-bit format that the adapter was trained on, if any; else bf16 on a GPU and float32 on a CPU.
-    """
-    trained_on = None if adapter is None else adapter.frozen_weights
-    frozen_weights = requested
-    if requested == "auto" and trained_on in eight_bits.FORMATS:
-        frozen_weights = cast("FrozenWeights", trained_on)
-    elif requested == "auto":
-        frozen_weights = "bf16" if device.type == "cuda" else "float32"
-    eight_bits.check_device(frozen_weights, device)
-    return frozen_weights

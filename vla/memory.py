@@ -1,8 +1,4 @@
-"""Fit an update into a GPU's memory: choose the micro-batch size, and how many blocks recompute their activations.
-
-With a frozen trunk also choose where the hidden states of a rollout are kept (`vla.kept_states`).
-`shrink_until_it_fits` is for the case that memory runs out nevertheless.
-"""
+"""Plan how an update fits into a GPU's memory, and go on with smaller batches when memory runs out nevertheless."""
 
 from __future__ import annotations
 
@@ -81,8 +77,7 @@ def plan_update(
     Sets the network's `recomputed_blocks` to the plan's, and with a frozen trunk the policy's `kept_on`.
     most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
     that other processes are going to use. instruction: one that the policy will get, because a large network is
-    compiled for the length of its prompt. rollout: the rollouts that updates learn from. Raises BadInput when nothing
-    fits. On a CPU nothing is measured, nothing recomputed, and all decisions are computed at once.
+    compiled for the length of its prompt. Raises BadInput when nothing fits. On a CPU everything is taken to fit.
     """
     smallest = smallest_micro_batch(policy.network)
     if micro_batch_size == "auto":
@@ -149,20 +144,10 @@ def plan_beside_kept_states(
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
-    """Measure a sample's memory when these blocks recompute: none, half of the vision blocks, all of these, all blocks.
-
-    Above a frozen trunk, only none and all. Cases that run out of memory are left out. The result is in order of the
-    number of recomputed blocks.
-    """
-    network = policy.network
-    cases = [
-        (network.num_blocks, 1.0),
-        *([] if network.trained_blocks else _cases_of_vision(network)),
-        (0, 0.0),
-    ]
+    """Measure a sample's memory, in order of the number of recomputed blocks; cases that do not fit are left out."""
     needs: list[MemoryNeed] = []
-    for recomputed_blocks, share in cases:
-        network.recomputed_blocks = recomputed_blocks
+    for recomputed_blocks, share in cases_to_measure(policy.network):
+        policy.network.recomputed_blocks = recomputed_blocks
         try:
             sample_bytes = _bytes_per_sample(policy, observation)
         except torch.OutOfMemoryError:
@@ -171,15 +156,23 @@ def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
     return needs
 
 
-def _cases_of_vision(network: OpenVLAOFT) -> list[tuple[int, float]]:
-    """(Recomputed blocks, share of the forward pass) for all and half of the vision transformers' blocks."""
-    num_vision, num_language = (
-        sum(p.numel() for p in part.parameters())
-        for part in (network.vision_backbone, network.language_model)
-    )
+def cases_to_measure(network: OpenVLAOFT) -> list[tuple[int, float]]:
+    """(Recomputed blocks, share of the forward pass): all blocks, those of vision, half of these, none.
+
+    Above a frozen trunk only all and none.
+    """
+    if network.trained_blocks is not None:
+        return [(network.num_blocks, 1.0), (0, 0.0)]
+    num_vision = sum(p.numel() for p in network.vision_backbone.parameters())
+    num_language = sum(p.numel() for p in network.language_model.parameters())
     share_of_vision = num_vision / (num_vision + num_language)  # both process about the same number of tokens
     vision_blocks = len(network.vision_backbone.computed_blocks)
-    return [(vision_blocks, share_of_vision), (vision_blocks // 2, share_of_vision / 2)]
+    return [
+        (network.num_blocks, 1.0),
+        (vision_blocks, share_of_vision),
+        (vision_blocks // 2, share_of_vision / 2),
+        (0, 0.0),
+    ]
 
 
 def _bytes_per_sample(policy: Policy, observation: Observation) -> int:
@@ -198,10 +191,9 @@ def _bytes_per_sample(policy: Policy, observation: Observation) -> int:
 
 
 def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]) -> Plan:
-    """Choose the fastest plan that fits.
+    """Choose the fastest plan that fits, by a formula fitted to measurements on an H200. Raises BadInput if none fits.
 
-    The time of a plan is estimated by a formula fitted to measurements on an H200. Between two measured numbers of
-    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput when no plan fits.
+    Between two measured numbers of recomputed blocks, bytes and share are interpolated linearly.
     """
     if not needs:
         raise BadInput(f"out of GPU memory in one update of a single decision: {ADVICE}")
@@ -217,11 +209,10 @@ def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_size
                 time = passes * (TIME_PER_SAMPLE + TIME_PER_PASS / micro_batch_size)
                 plans.append((time, Plan(micro_batch_size, int(recomputed_blocks))))
     if not plans:
-        smallest = min(micro_batch_sizes)
+        least = min(micro_batch_sizes) * needs[-1].bytes / GIB
         raise BadInput(
-            f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
-            f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"left: {ADVICE}"
+            f"an update needs {least:.1f} GiB besides the weights with all blocks recomputed, and "
+            f"{max(free_bytes, 0) / GIB:.1f} GiB are left: {ADVICE}"
         )
     return min(plans)[1]
 
@@ -229,10 +220,8 @@ def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_size
 def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
     """Bytes that are left for the activations of an update, after gradients, optimizer and the allocator's gaps.
 
-    Two limits apply, and the smaller one counts. The first is --memory-budget, less what this process has allocated.
-    The second is the free memory of the GPU, which other processes and the CUDA context reduce; `reserved_bytes` of it
-    are kept for processes that start later. With simulators on a card of 24 GB the second is always the smaller, so
-    --memory-budget 24 does not take memory from the simulators.
+    The smaller of two limits counts: --memory-budget, less what this process has allocated; and the free memory of the
+    GPU, of which `reserved_bytes` are kept for processes that start later.
     """
     device = policy.device
     total = torch.cuda.get_device_properties(device).total_memory
@@ -252,8 +241,7 @@ def shrink_until_it_fits(
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
 
-    learns: whether it computes gradients. Raises BadInput when nothing smaller is left. Every update and rollout begins
-    with the full size again, because the memory may have been used by another program for a short time only.
+    learns: whether it computes gradients. Raises BadInput when nothing smaller is left.
     """
     while True:
         try:

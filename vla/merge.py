@@ -79,7 +79,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         device=device,
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
-        l1_student="laplace" if stored.l1_student == "laplace" else "tokens",
+        l1_student=stored.l1_student,
     )
     with unfinished_folder(out) as folder:
         policy = Policy.load(base, replace(options, statistics=str(info.statistics_folder)))

@@ -26,7 +26,7 @@ from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, same_statistics, unnormalise
 from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
-from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
+from vla.loading import LoadOptions, PolicyParts, load_parts
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters, adapter_as_teacher
@@ -66,8 +66,9 @@ class Policy:
 
     token_logprobs = staticmethod(token_logprobs)
 
-    def __init__(self, parts: PolicyParts, compile: Compile):
+    def __init__(self, parts: PolicyParts):
         info = parts.info
+        options = parts.options
         network = parts.network
         self.info = info
         self.network = network
@@ -76,12 +77,12 @@ class Policy:
         self.is_laplace = network.l1_head is not None
         self.unnorm_key = parts.unnorm_key
         self.base_model = parts.base_model
-        self.frozen_weights = parts.frozen_weights
+        self.frozen_weights = options.frozen_weights
         self.device = next(network.parameters()).device
         self.base_fingerprint = fingerprint(info.weights.values())
         self.statistics = info.statistics[parts.unnorm_key]
         self.action_dim = self.statistics.action.dim
-        self._has_libero_gripper = has_libero_gripper(self.statistics.action, parts.task_suite)
+        self._has_libero_gripper = has_libero_gripper(self.statistics.action, options.task_suite)
         self.chunk_length = info.config.chunk_length
         self.num_images = info.num_images
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
@@ -93,8 +94,8 @@ class Policy:
         if network.proprio_projector is not None and network.trained_blocks is None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        uses_graphs = compile != "off" and self.device.type == "cuda"
-        is_compiled = compile == "on" or (uses_graphs and self._num_frozen >= WORTH_COMPILING)
+        uses_graphs = options.compile != "off" and self.device.type == "cuda"
+        is_compiled = options.compile == "on" or (uses_graphs and self._num_frozen >= WORTH_COMPILING)
         self._graphs = GraphedNetwork(network) if uses_graphs else None
         if is_compiled:
             network.compile_blocks()
@@ -105,10 +106,10 @@ class Policy:
     def load(cls, checkpoint: str, options: LoadOptions) -> Policy:
         """Load a checkpoint (folder or hub id) or a trained adapter's folder. Raises BadInput."""
         parts = load_parts(checkpoint, options)
-        policy = cls(parts, options.compile)
+        policy = cls(parts)
         # The adapter is loaded after this, because the default teacher is the policy without it.
-        if parts.adapter_folder is not None:
-            policy.load_adapter(parts.adapter_folder)
+        if parts.adapter is not None:
+            policy.load_adapter(parts.adapter.folder)
         return policy
 
     # Decisions
@@ -286,22 +287,19 @@ class Policy:
         """
         adapter = read_adapter(Path(folder))
         layers = self.network.adapters
-        students_kind = (self.base_fingerprint, layers.rank, layers.alpha, self.is_laplace)
-        adapters_kind = (
-            adapter.base_fingerprint,
-            adapter.rank,
-            adapter.alpha,
-            adapter.l1_student == "laplace",
-        )
-        is_below_top = not adapter.tensors.keys() <= layers.named_matrices().keys()
         info = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder)
         statistics = info.statistics.get(self.unnorm_key)
-        if adapters_kind != students_kind or is_below_top or statistics is None:
-            return False
-        if not same_statistics(self.statistics, statistics):
-            return False
-        self._teacher = adapter_as_teacher(adapter, self.network, [p for _, p in self._trainable])
-        return True
+        fits = (
+            adapter.base_fingerprint == self.base_fingerprint
+            and (adapter.rank, adapter.alpha) == (layers.rank, layers.alpha)
+            and (adapter.l1_student == "laplace") == self.is_laplace
+            and adapter.tensors.keys() <= layers.named_matrices().keys()
+            and statistics is not None
+            and same_statistics(self.statistics, statistics)
+        )
+        if fits:
+            self._teacher = adapter_as_teacher(adapter, self.network, [p for _, p in self._trainable])
+        return fits
 
     # Training
 
@@ -317,16 +315,14 @@ class Policy:
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
         """Write an adapter folder with all that training has changed. looks: the simulators' in training."""
-        write_adapter(
-            Path(folder),
-            self.network,
-            self.info.weights_folder,
-            self.base_model,
-            self.base_fingerprint,
-            self.frozen_weights,
-            {*self.info.looks, *looks.split()},
-            self.num_images,
-        )
+        metadata = {
+            "base_fingerprint": self.base_fingerprint,
+            "frozen_weights": self.frozen_weights,
+            "looks": " ".join(sorted({*self.info.looks, *looks.split()})),
+            "l1_student": "laplace" if self.is_laplace else "tokens",
+            "num_images": str(self.num_images),
+        }
+        write_adapter(Path(folder), self.network, self.info.weights_folder, self.base_model, metadata)
         statistics_folder = self.info.statistics_folder
         if statistics_folder != self.info.weights_folder:  # it is an adapter's or that of demonstrations
             shutil.copyfile(statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
@@ -334,8 +330,7 @@ class Policy:
     def load_adapter(self, folder: str | Path) -> None:
         """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.
 
-        Warns if it was trained on frozen weights in 8 bits and these have another format, or the other way round, and
-        also if it does not say on which it was trained and these have 8 bits.
+        Warns if 8 bits are the format of the frozen weights here or in its training, but not of both.
         """
         adapter = read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):

@@ -51,7 +51,7 @@ class ImageProcessor:
 
     @property
     def image_size(self) -> int:
-        """S: 224 in real checkpoints. `vla.loading` compares it with config.json."""
+        """S: 224 in real checkpoints."""
         return self.input_sizes[0][1]
 
     @property
@@ -61,14 +61,12 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: Path) -> "ImageProcessor":
-        """Read it from a checkpoint folder. Raises BadInput for settings that this program does not support."""
+        """Read it from a checkpoint folder. Raises BadInput for settings that are not supported."""
         path = folder / "preprocessor_config.json"
-        part = None
-        if not path.exists() and (folder / "processor_config.json").exists():
-            # transformers 5 writes the settings of all processors into this file.
-            path = folder / "processor_config.json"
-            part = "image_processor"
-        return read_fields(path, cls, "get the file of an OpenVLA-OFT checkpoint", part)
+        of_transformers_5 = folder / "processor_config.json"  # the settings of all processors
+        if of_transformers_5.exists() and not path.exists():
+            return read_fields(of_transformers_5, cls, part="image_processor")
+        return read_fields(path, cls, "get the file of an OpenVLA-OFT checkpoint")
 
 
 @dataclass
@@ -91,10 +89,7 @@ class Inputs:
     def __call__(
         self, observations: Sequence[Observation]
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The arguments of OpenVLAOFT.forward: pixel values, prompt ids, prompt lengths, proprio.
-
-        Raises BadInput when the simulator's robot state has another size than the policy's.
-        """
+        """The arguments of OpenVLAOFT.forward: pixel values, prompt ids, prompt lengths, proprio."""
         images = np.stack([self.images_of(observation) for observation in observations])
         if self.device.type == "cpu":
             pixels = torch.from_numpy(pixel_values(images, self.processor))
@@ -114,9 +109,7 @@ class Inputs:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
         images = observation.images[: self.num_images]
         if len(images) < self.num_images:
-            raise BadInput(
-                f"the policy reads {self.num_images} images, the simulator has {len(images)}: use another --checkpoint"
-            )
+            raise BadInput(f"the policy reads {self.num_images} images, the simulator has {len(images)}")
         return images if observation.prepared else self.prepare_images(images)
 
     def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
@@ -125,10 +118,7 @@ class Inputs:
             return None
         states = np.stack([observation.proprio for observation in observations])
         if states.shape[1] != self.proprio.dim:
-            raise BadInput(
-                f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {states.shape[1]}: "
-                "use another --checkpoint"
-            )
+            raise BadInput(f"the policy reads {self.proprio.dim} numbers of the robot, not {states.shape[1]}")
         normalised = normalise_proprio(states, self.proprio)
         return send(torch.from_numpy(normalised).float(), self.device)
 
