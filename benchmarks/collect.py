@@ -3,8 +3,8 @@
     python -m benchmarks.collect docs/results/NAME.json RUN ... [--results FILE ...] [--note TEXT]
 
 RUN: folders of train_grpo.py, one for each seed. FILE: results files of eval.py (`--mode greedy sample`), one for each
-checkpoint, of these runs or of their start. docs/results/README.md explains the fields. benchmarks.plot,
-benchmarks.table and benchmarks.compare read the file.
+checkpoint, of these runs or of their start. docs/results/README.md explains the fields. benchmarks.plot and
+benchmarks.compare read the file.
 """
 
 import json

@@ -1,8 +1,15 @@
-"""Print how variants differ that were trained with the same seeds, as a Markdown table.
+"""Print Markdown tables of experiments: how the runs of one file began and ended, or how variants differ.
 
+    python -m benchmarks.compare docs/results/NAME.json
     python -m benchmarks.compare base.json other.json third.json [--horizon 100000]
 
-The files are those of benchmarks.collect, the first one is the base. Runs of equal seeds are pairs:
+The files are those of benchmarks.collect.
+
+One file: sampled and greedy success of every run, state by state, with the 95 % interval of the change in points, p of
+McNemar's test, and minutes of rollouts and updates. If the file has results of eval.py of a start, which belongs to no
+run, and of a run's end, these are compared; else the run's first and last evaluations.
+
+Several files: how the variants, trained with the same seeds, differ from the first file. Runs of equal seeds are pairs:
 
 * area: mean success of training episodes from 0 to the horizon (the shortest run's end, if it is not given);
 * minutes: of rollouts and updates until the horizon;
@@ -27,11 +34,19 @@ import tyro
 from scipy.stats import ttest_rel
 
 from benchmarks.collect import share
-from benchmarks.table import by_state
 from command_line import main_guard, parse_flags
 from contracts import BadInput
+from experiment.statistics import compare
 
 MEASURES = ("area", "minutes", "sampled", "greedy")
+START_AND_END = """\
+| seed | sampled, start → end | change | greedy, start → end | change | minutes |
+|---|---|---|---|---|---|"""
+DIFFERENCES = """\
+| to {horizon:,} env steps | variant | pairs | base | variant | difference [95 %] | p, by Holm |
+|---|---|---|---|---|---|---|"""
+
+Values = Mapping[object, float]  # seed or state -> success, area or minutes
 
 
 @dataclass(frozen=True)
@@ -42,29 +57,49 @@ class Args:
     horizon: int | None = None
 
 
-Values = Mapping[object, float]  # seed or state -> success, area or minutes
-
-
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.compare", description=__doc__)
     experiments = [json.loads(path.read_text()) for path in args.files]
-    ends = [run["updates"]["global_step"][-1] for each in experiments for run in each["runs"]]
-    horizon = min(ends) if args.horizon is None else args.horizon
-    if horizon > min(ends):
-        raise BadInput(f"--horizon {horizon}: the shortest run ends at {min(ends)}")
-    print(f"| to {horizon:,} env steps | variant | pairs | base | variant | difference [95 %] | p, by Holm |")
-    print("|---|---|---|---|---|---|---|")
-    base, *variants = [values_by_seed(each, horizon) | values_by_state(each) for each in experiments]
+    if len(experiments) == 1:
+        print_start_and_end(experiments[0])
+    else:
+        print_differences([path.stem for path in args.files[1:]], experiments, args.horizon)
+
+
+def print_start_and_end(experiment: dict) -> None:
+    print(START_AND_END)
+    ends = {results["seed"]: results["successes"] for results in experiment["results"]}
+    for run in experiment["runs"]:
+        start = run["evaluations"][0]["successes"]
+        end = run["evaluations"][-1]["successes"]
+        if None in ends and run["seed"] in ends:
+            start = ends[None]
+            end = ends[run["seed"]]
+        cells = []
+        for mode in ("sample", "greedy"):
+            pair = compare(by_state(start[mode]), by_state(end[mode]))
+            cells += [f"{pair.before.k} → {pair.after.k} of {pair.n}", str(pair)]
+        print(f"| {run['seed']} | {' | '.join(cells)} | {minutes(run['updates']):.1f} |")
+
+
+def print_differences(names: Sequence[str], experiments: Sequence[dict], horizon: int | None) -> None:
+    """Compare the variants with these names, all experiments but the first, with the first."""
+    end = min(run["updates"]["global_step"][-1] for each in experiments for run in each["runs"])
+    if horizon is not None and horizon > end:
+        raise BadInput(f"--horizon {horizon}: the shortest run ends at {end}")
+    measured_until = end if horizon is None else horizon
+    print(DIFFERENCES.format(horizon=measured_until))
+    base, *variants = [values_by_seed(each, measured_until) | values_by_state(each) for each in experiments]
     for measure in base:
-        by_variant = {path: values[measure] for path, values in zip(args.files[1:], variants, strict=True)}
-        print_rows(measure, base[measure], by_variant)
+        by_name = {name: values[measure] for name, values in zip(names, variants, strict=True)}
+        print_rows(measure, base[measure], by_name)
 
 
-def print_rows(measure: str, base: Values, variants: Mapping[Path, Values]) -> None:
+def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> None:
     """A row for each variant that shares at least two seeds or states with the base."""
     rows = []
     p_values = []
-    for path, values in variants.items():
+    for name, values in variants.items():
         shared = [key for key in base if key in values]
         if len(shared) < 2:
             continue
@@ -73,7 +108,7 @@ def print_rows(measure: str, base: Values, variants: Mapping[Path, Values]) -> N
         test = ttest_rel(after, before)
         low, high = test.confidence_interval(0.95)
         difference = f"{(after - before).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
-        rows.append(f"{path.stem} | {len(shared)} | {before.mean():.3f} | {after.mean():.3f} | {difference}")
+        rows.append(f"{name} | {len(shared)} | {before.mean():.3f} | {after.mean():.3f} | {difference}")
         p_values.append(test.pvalue)
     for row, p, corrected in zip(rows, p_values, holm(p_values), strict=True):
         print(f"| {measure} | {row} | {p:.2g}, {corrected:.2g} |")
@@ -88,16 +123,20 @@ def values_by_seed(experiment: dict, horizon: int) -> dict[str, Values]:
 def measure_run(run: dict, horizon: int) -> dict[str, float]:
     """The run's value of each of MEASURES."""
     updates = run["updates"]
-    env_steps = np.array(updates["global_step"])
     places = np.linspace(0, horizon, 1001)
-    seconds = np.array(updates["rollout/time_s"]) + np.array(updates["time/update"], dtype=float)
     last = run["evaluations"][-1]["successes"]
     return {
-        "area": float(np.interp(places, env_steps, updates["rollout/success_rate"]).mean()),
-        "minutes": float(np.nansum(seconds[env_steps <= horizon])) / 60,
+        "area": float(np.interp(places, updates["global_step"], updates["rollout/success_rate"]).mean()),
+        "minutes": minutes(updates, horizon),
         "sampled": share(last["sample"]),
         "greedy": share(last["greedy"]),
     }
+
+
+def minutes(updates: dict, horizon: float = np.inf) -> float:
+    """Of rollouts and updates until `horizon` env steps."""
+    seconds = np.array([updates["rollout/time_s"], updates["time/update"]], dtype=float)
+    return float(np.nansum(seconds[:, np.array(updates["global_step"]) <= horizon])) / 60
 
 
 def values_by_state(experiment: dict) -> dict[str, Values]:
@@ -112,6 +151,15 @@ def values_by_state(experiment: dict) -> dict[str, Values]:
             state: float(np.mean([each[state] for each in outcomes])) for state in outcomes[0]
         }
     return values
+
+
+def by_state(tasks: Mapping[str, str]) -> dict[tuple[str, int], bool]:
+    """(task and first state, place) -> success."""
+    return {
+        (task, place): outcome == "1"
+        for task, string in tasks.items()
+        for place, outcome in enumerate(string)
+    }
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

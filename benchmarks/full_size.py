@@ -4,8 +4,8 @@
     python -m benchmarks.full_size OUT --grow SMALL [--noise 0.02]   # decides as the small policy: also for learning
 
 Neither has anything of OpenVLA-OFT's weights. Both show what this implementation does at full size: memory, speed,
-precision, and whether its optimizer learns. Both lack the outlier activations of trained networks, so they say nothing
-about formats of 8 bits.
+and whether its optimizer learns. Both lack the outlier activations of trained networks, so they say nothing about
+formats of 8 bits.
 
 SMALL is a checkpoint folder of the true geometry, which `workshop.sft` trains in the sizes of SIZES_NEEDED: one or two
 images, with or without robot state, without an L1 head. What it reads, the data set's statistics, tokenizer and looks
@@ -31,31 +31,13 @@ from vla.checkpoint import inspect_checkpoint
 from vla.model import OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from vla.network_io import load_network, save_network
-from workshop.tiny import make_tiny_checkpoint, preprocessor_config
+from workshop.tiny import TEMPLATE, make_tiny_checkpoint, preprocessor_config
 
-CONFIG: dict[str, object] = {
-    "architectures": ["OpenVLAForActionPrediction"],
-    "model_type": "openvla",
-    "arch_specifier": "no-align+fused-gelu-mlp",
-    "image_resize_strategy": "resize-naive",
-    "image_sizes": [224, 224],
-    "n_action_bins": 256,
-    "num_images_in_input": 2,
-    "pad_to_multiple_of": 64,
-    "pad_token_id": 32000,
-    "text_config": {
-        "model_type": "llama",
-        "pad_token_id": 32000,
-        "torch_dtype": "bfloat16",
-        "vocab_size": 32064,
-    },
-    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
-    "timm_override_act_layers": [None, None],
-    "torch_dtype": "bfloat16",
-    "use_fused_vision_backbone": True,
-}
-# Fields of config.json that a grown network takes from the small policy.
-COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
+# Fields of the bundled policy's config.json that are those of a small policy. Where config.json says nothing, sizes are
+# those of OpenVLA.
+SMALL_FIELDS = ("looks", "norm_stats", "test_vit_overrides")
+# Fields that a grown network takes from the small policy.
+COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks", "num_images_in_input")
 NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
 SIZES_NEEDED = (
     "full size grows from a policy without an L1 head, of images of 224 pixels in patches of 14, "
@@ -79,6 +61,19 @@ class Args:
     seed: int = 0
 
 
+def full_size_config() -> dict[str, object]:
+    """The config.json of a network of full size for two images."""
+    config = read_json(TEMPLATE / "config.json")
+    text_config = {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "vocab_size": 32064,
+        "torch_dtype": "bfloat16",
+    }
+    sizes = {"num_images_in_input": 2, "image_sizes": [224, 224], "text_config": text_config}
+    return {name: value for name, value in config.items() if name not in SMALL_FIELDS} | sizes
+
+
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.full_size", description=__doc__)
     if (args.out / "config.json").exists():
@@ -89,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
     if args.grow is None:
         write_random(args.out, args.seed, device)
     else:
-        write_grown(args.grow, args.out, CONFIG, args.noise, args.seed, device)
+        write_grown(args.grow, args.out, full_size_config(), args.noise, args.seed, device)
     print(f"wrote {args.out}")
 
 
@@ -100,34 +95,36 @@ def write_random(folder: Path, seed: int, device: torch.device) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         copy_small_files(small, folder)
     write_json(folder / "preprocessor_config.json", preprocessor_config(image_size=224))
-    network = build_on_meta(CONFIG).to_empty(device=device)
+    config = full_size_config()
+    network = build_on_meta(config).to_empty(device=device)
     network.proprio_projector = ProprioProjector(8, 4096).to(device)
     initialise(network, torch.Generator(device).manual_seed(seed))
-    save_network(folder, network, CONFIG)
+    save_network(folder, network, config)
 
 
 def write_grown(
-    small_folder: Path,
-    folder: Path,
-    target: dict[str, object],
-    noise: float,
-    seed: int,
-    device: torch.device,
+    small_folder: Path, folder: Path, target: dict[str, object], noise: float, seed: int, device: torch.device
 ) -> None:
     """Grow a small policy into the sizes of the config.json `target`, and write the checkpoint `folder`.
 
     The weights are bfloat16; each is computed in float32 from the small network's, and rounded. noise: see `add_noise`.
-    Raises BadInput when the small policy has other sizes than can be grown into those of `target`.
+    Raises BadInput when the small policy cannot be grown into these sizes.
     """
     info = inspect_checkpoint(small_folder)
     small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
     large = build_on_meta(target)
     if info.action_head_file is not None or not sizes_fit(small, large):
         raise BadInput(f"{small_folder} cannot be grown: {SIZES_NEEDED}")
-    fill_grown(small, large.to_empty(device=device), noise, torch.Generator(device).manual_seed(seed))
-    small_config = read_json(small_folder / "config.json")
+    large.to_empty(device=device)
+    if small.proprio_projector is not None:  # in float32, as in public checkpoints
+        sizes = (small.proprio_projector.proprio_dim, large.language_model.config.hidden_size)
+        large.proprio_projector = ProprioProjector(*sizes).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    initialise(large, generator)
+    grow(small, large)
+    add_noise(large, noise, generator)
+    small_config = read_json(small_folder / "config.json") | {"num_images_in_input": info.num_images}
     config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
-    config["num_images_in_input"] = info.num_images
     save_network(folder, large, config)
     copy_small_files(small_folder, folder)
 
@@ -153,16 +150,6 @@ def initialise(network: OpenVLAOFT, generator: torch.Generator) -> None:
             parameter.zero_()
         else:
             parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
-
-
-def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: torch.Generator) -> None:
-    """Give the large network its weights, and a proprio projector (in float32) if the small one has one."""
-    if small.proprio_projector is not None:
-        sizes = (small.proprio_projector.proprio_dim, large.language_model.config.hidden_size)
-        large.proprio_projector = ProprioProjector(*sizes).to(generator.device)
-    initialise(large, generator)
-    grow(small, large)
-    add_noise(large, noise, generator)
 
 
 if __name__ == "__main__":

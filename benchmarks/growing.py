@@ -15,8 +15,7 @@ the success of the small policy that it was grown from, at the cost, memory and 
 * The last block of a vision transformer is never computed, so it keeps what it was built with.
 
 `add_noise` then makes all weights dense, because zeros and equal copies would flatter timings and give adapters
-nothing to learn in the new directions. The large network may have any dtype: what it gets is computed in the small
-one's, weight by weight, and rounded once.
+nothing to learn in the new directions.
 """
 
 from __future__ import annotations
@@ -207,14 +206,11 @@ def add_noise(network: nn.Module, share: float, generator: torch.Generator) -> N
     """Add Gaussian noise to every weight of every matrix, so that none is zero or repeated.
 
     The noise of a matrix has the standard deviation `share` times the root mean square of its weights that are not
-    zero. Zeros must not count: of 11,008 columns of a grown `down_proj` only some hundred hold weights, and noise that
-    is small beside those weights would be lost when they are rounded to bfloat16, which has steps of 0.4 to 0.8 %. So
-    copies become different from a share of about 0.01 on. The function changes by less than `share`, because what
-    reads a stream takes the mean over R copies, each with noise of its own. A silent map gets noise as if its rows
-    had norm 1.
+    zero: of 11,008 columns of a grown `down_proj` only some hundred hold weights, and noise that is small beside those
+    would be lost in bfloat16. The function changes by less than `share`, because what reads a stream takes the mean
+    over R copies, each with noise of its own. A silent map gets noise as if its rows had norm 1.
 
-    Convolutions, embeddings, class, register and position tokens are matrices, too. Biases, norms and LayerScale stay
-    as they are: adapters do not change them, and their zeros and copies cost no less time than other values.
+    Biases, norms and LayerScale stay as they are: adapters do not change them, and they cost no less time than others.
     """
     for parameter in network.parameters():
         if parameter.ndim < 2:
