@@ -179,7 +179,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 metrics |= advantage_metrics(batch.advantages)
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
-            # replay buffer. The KL to the teacher and the entropy bonus are off by default.
+            # replay buffer, but a warmup in which the student acts learns from all its rollouts so far (rl/lessons.py).
+            # The KL to the teacher and the entropy bonus are off by default.
             total = number_of_epochs(config.update, phase) * len(batch)
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
                 metrics |= update(learner, batch, phase, config, update_index, activity.advance)

@@ -1,7 +1,8 @@
 """Save and load training checkpoints. A kill at any moment leaves the previous checkpoint whole.
 
 A run's folder checkpoints/ holds folders step_N (N env steps) and two pointers, `latest` and `best`: text files that
-contain the name of such a folder.
+contain the name of such a folder. During a warmup in which the student acts, it also holds the folder lessons/ with a
+file for each rollout, because all together would be gigabytes in every checkpoint.
 """
 
 import io
@@ -14,12 +15,14 @@ import torch
 
 from contracts import BadInput, first_line, flush, replaced, resolve_pointer, write_json
 from rl.curriculum import UNKNOWN
+from rl.lessons import from_tensors, to_tensors
 from rl.rollout import Rollout
 from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"
 LATEST = "latest"
 BEST = "best"
+LESSONS = "lessons"
 TEMPORARY_PREFIX = ".writing-"
 
 # Weights of the old value in the exponential averages, per episode.
@@ -109,10 +112,16 @@ def save_checkpoint(
         for path in checkpoints.iterdir():  # raises OSError if the run folder was moved away
             if path.name.startswith(TEMPORARY_PREFIX):  # a killed process has left it
                 shutil.rmtree(path, ignore_errors=True)
+        if learner.lessons:  # the others were written after the updates before
+            last = len(learner.lessons) - 1
+            (checkpoints / LESSONS).mkdir(exist_ok=True)
+            write_trainer_state(lesson_path(checkpoints, last), to_tensors(learner.lessons[last]))
         _write_atomically(folder, learner, state)
         if best is not None:
             mark_best(checkpoints, learner, state, best)
         write_pointer(checkpoints / LATEST, folder)
+        if not learner.lessons:
+            shutil.rmtree(checkpoints / LESSONS, ignore_errors=True)
         _remove_old(checkpoints, state.global_step, keep)
     learner.ranks.gather(None)  # all ranks wait until it is written
     return folder
@@ -138,9 +147,15 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
 def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
     """Write the trainer's file of a checkpoint, or replace it: an evaluation has changed the state. Raises OSError."""
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
+    contents["lessons"] = len(learner.lessons)
     if learner.critic is not None:
         contents["critic"] = vars(learner.critic)
     write_trainer_state(folder / TRAINER_FILE, contents)
+
+
+def lesson_path(checkpoints: Path, index: int) -> Path:
+    """The file of the warmup's rollout number `index`, counted from 0."""
+    return checkpoints / LESSONS / f"rollout_{index}.pt"
 
 
 def write_trainer_state(path: Path, contents: dict[str, object]) -> None:
@@ -180,6 +195,9 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         if learner.critic is not None:
             learner.critic.episodes = stored["critic"]["episodes"]
             learner.critic.trust = stored["critic"]["trust"]
+        for index in range(stored["lessons"]):
+            lesson = torch.load(lesson_path(folder.parent, index), map_location="cpu", weights_only=True)
+            learner.lessons.append(from_tensors(lesson))
         # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
         learner.optimizer.state.clear()
         learner.optimizer.load_state_dict(stored["optimizer"])

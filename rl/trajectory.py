@@ -92,7 +92,7 @@ class Batch:
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         observations = [self.observations[index] for index in indices]
         kept = [self.kept[index] for index in indices]
-        columns = {name: column[rows] for name, column in self._columns().items()}
+        columns = {name: column[rows] for name, column in self.columns().items()}
         return replace(self, observations=observations, kept=kept, **columns)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
@@ -103,11 +103,11 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on `device`, where rows can be selected without waiting for the CPU."""
-        columns = self._columns()
+        columns = self.columns()
         columns.pop("teacher_logprobs", None)  # it stays on the CPU
         return replace(self, **{name: column.to(device) for name, column in columns.items()})
 
-    def _columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         """The fields that are tensors."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 

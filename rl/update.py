@@ -20,6 +20,7 @@ from torch import Tensor
 from configs.config import TrainConfig
 from configs.sections import LossConfig, UpdateConfig, WarmupTarget
 from rl.critic import Critic
+from rl.lessons import draw, remember
 from rl.losses import SOFT_TEMPERATURE, distillation_loss, policy_advantages, ppo_loss
 from rl.optimizer import (
     Statistics,
@@ -62,6 +63,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every rank holds a copy of this learner with the same values
     teacher_mode: TeacherMode = "greedy"  # how the policy's teacher decides
+    lessons: list[Batch] = field(default_factory=list)  # of a warmup in which the student acts (`rl.lessons`)
 
 
 def make_learner(
@@ -107,7 +109,8 @@ def update(
     progress = Progress(int(settings.micro_batch_size))
     for epoch in range(number_of_epochs(settings, phase)):
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
-        minibatches = draw_minibatches(batch, active, settings.batch_size, generator)
+        rows_of_epoch = draw(batch, len(active), generator)
+        minibatches = draw_minibatches(rows_of_epoch, active, settings.batch_size, generator)
         run_epoch(learner, minibatches, loss, settings.max_grad_norm, progress, on_decisions)
         check_skipped_steps(progress.gradient_norms, update_index)
 
@@ -134,6 +137,11 @@ def choose_loss(policy: Policy, phase: PhaseState, config: TrainConfig) -> Loss:
 
 def imitation(policy: Policy, target: WarmupTarget, micro_batch: Batch) -> tuple[Tensor, Statistics]:
     """The loss of the warmup."""
+    if target == "soft":
+        # Before the student's pass, because none may run between that and its backward pass (`vla.cuda_graphs`).
+        with torch.no_grad():
+            logits = policy.teacher_logits(micro_batch.observations, micro_batch.kept)
+        micro_batch = replace(micro_batch, teacher_logprobs=F.log_softmax(logits / SOFT_TEMPERATURE, dim=-1))
     logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
     return distillation_loss(logits, micro_batch, target)
 
@@ -214,16 +222,12 @@ def rows_that_learn(batch: Batch, phase: PhaseState, config: LossConfig) -> Tens
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """Add to the batch what its loss needs of the teacher: tokens or log-probs."""
-    if phase.distils:
-        if phase.needs_teacher_labels:
-            batch = replace(batch, tokens=teacher_tokens(learner, batch, config))
-        if config.phases.warmup_target == "soft":
-            logprobs = teacher_logprobs(learner, batch, config, SOFT_TEMPERATURE)
-            batch = replace(batch, teacher_logprobs=logprobs)
-    elif config.loss.kl_coef > 0:
-        logprobs = teacher_logprobs(learner, batch, config, config.rollout.temperature)
-        batch = replace(batch, teacher_logprobs=logprobs)
+    """Add to the batch what its loss needs of the teacher, tokens or log-probs, and earlier rollouts of the warmup."""
+    if phase.needs_teacher_labels:
+        return remember(learner.lessons, replace(batch, tokens=teacher_tokens(learner, batch, config)))
+    learner.lessons.clear()
+    if config.loss.kl_coef > 0 and not phase.distils:
+        batch = replace(batch, teacher_logprobs=teacher_logprobs(learner, batch, config))
     return batch
 
 
@@ -242,14 +246,14 @@ def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tenso
 
 
 @torch.no_grad()
-def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig, temperature: float) -> Tensor:
-    """The teacher's log-probs at a temperature, (N, A, V) on the CPU. Each rank computes a part."""
+def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
+    """The teacher's log-probs at the sampling temperature, (N, A, V) on the CPU. Each rank computes a part."""
 
     def logprobs_of(rows: Tensor) -> Tensor:
         logprobs: list[Tensor] = []
         for part in batch[rows].split(int(config.update.micro_batch_size)):
             logits = learner.policy.teacher_logits(part.observations, part.kept)
-            logprobs.append(F.log_softmax(logits / temperature, dim=-1).cpu())
+            logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
         return torch.cat(logprobs)
 
     return learner.ranks.divide(len(batch), logprobs_of)

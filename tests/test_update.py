@@ -11,11 +11,11 @@ from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
-from rl.losses import approx_kl
+from rl.losses import approx_kl, distillation_loss
 from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at
 from rl.teacher import settle_warmup
-from rl.update import Learner, draw_minibatches, prepare_batch, update
+from rl.update import Learner, draw_minibatches, imitation, prepare_batch, update
 from rl.update_metrics import stop_without_signal
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of
 from vla.optimizer import make_optimizer
@@ -184,22 +184,25 @@ def test_with_kl_or_entropy_zero_advantages_run_and_move_the_policy(policy, batc
     assert not torch.equal(policy.bias, before[1])
 
 
-@pytest.mark.parametrize(("phase", "temperature"), [(RL, 1.6), (WARMUP, 0.3)])
-def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(
-    policy, batch, phase, temperature
-):
-    """Of the student's for the KL term, and of a soft target in the warmup."""
+def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(policy, batch):
     with policy.teacher():
-        expected = (policy.chunk_logits(batch.observations) / temperature).log_softmax(-1)
+        expected = (policy.chunk_logits(batch.observations) / 1.6).log_softmax(-1)
     for size in (1, 3, N):
         config = TrainConfig(
-            phases=PhaseConfig(warmup_target="soft"),
             loss=LossConfig(kl_coef=0.1),
             rollout=RolloutConfig(temperature=1.6),
             update=UpdateConfig(micro_batch_size=size),
         )
-        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase, config)
+        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
         assert torch.equal(prepared.teacher_logprobs, expected)
+
+
+def test_a_soft_target_is_the_teachers_distribution_at_a_low_temperature(policy, batch):
+    with policy.teacher():
+        teachers_logits = policy.chunk_logits(batch.observations)
+    labelled = replace(batch, teacher_logprobs=(teachers_logits / 0.3).log_softmax(-1))
+    expected, _ = distillation_loss(policy.chunk_logits(batch.observations), labelled, "soft")
+    assert torch.equal(imitation(policy, "soft", batch)[0], expected)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "median"])

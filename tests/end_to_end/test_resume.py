@@ -50,9 +50,10 @@ def assert_same_critic_memory(critic: dict, expected: dict) -> None:
 
 @pytest.fixture
 def everything(smoke) -> list[str]:
-    """Flags of a run with everything on."""
+    """Flags of a run with everything on, whose warmup has two rollouts."""
     return [
-        *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
+        *smoke, "--warmup-actor", "student", "--warmup-steps", "64", "--total-steps", "128",
+        "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
         "--train-init-states", "0", "5", "--eval-interval", "1000", "--trained-blocks", "2",
     ]  # fmt: skip
@@ -92,11 +93,12 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
 
     run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
     assert latest_of(run).name == "step_32"
-    resume = ["--resume", str(run), "--total-steps", "96"]
-    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "3", "train_grpo", *resume)
+    resume = ["--resume", str(run), "--total-steps", "128"]
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *resume)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
-    assert latest_of(run).name == "step_64"
+    assert latest_of(run).name == "step_32"
     assert list((run / "checkpoints").glob(".writing-*"))
+    assert len(list((run / "checkpoints" / "lessons").iterdir())) == 2  # the second is written again
 
     train_grpo.main(resume)
     assert_same_run(run, straight)

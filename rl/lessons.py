@@ -1,0 +1,65 @@
+"""What a warmup learns from in which the student acts: all its rollouts so far, with the teacher's tokens.
+
+From the last rollout alone the student would forget what to do in the states of earlier ones, and could return to
+them. The guarantee of on-policy imitation is about all rollouts together (DAgger, Ross et al. 2011). They stay in main
+memory, some 300 kB a decision with two images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Observation
+from rl.trajectory import Batch, token_weights
+
+
+def remember(lessons: list[Batch], batch: Batch) -> Batch:
+    """Add a labelled rollout to the lessons. Returns a batch of all of them.
+
+    What a frozen trunk computed is too large to be kept. So only the first rollout learns from it: passes that compute
+    it for some rows and not for others would have too many different sizes.
+    """
+    lessons.append(replace(batch, kept=[None] * len(batch)))
+    return join(lessons) if len(lessons) > 1 else batch
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """One batch with the rows of all; without the hidden states, and with each batch's own numbers of trajectories."""
+    columns = {name: torch.cat([batch.columns()[name] for batch in batches]) for name in batches[0].columns()}
+    observations = [observation for batch in batches for observation in batch.observations]
+    return replace(batches[0], observations=observations, kept=[None] * len(observations), **columns)
+
+
+def draw(batch: Batch, num_rows: int, generator: torch.Generator) -> Batch:
+    """The rows of an epoch: as many as the newest rollout has, from all lessons alike.
+
+    So an update takes as many steps as without the earlier rollouts. A batch of that size is returned as it is.
+    """
+    if num_rows == len(batch):
+        return batch
+    drawn = batch[torch.randperm(len(batch), generator=generator)[:num_rows]]
+    return replace(drawn, weights=token_weights(drawn.executed))
+
+
+def to_tensors(batch: Batch) -> dict[str, Any]:
+    """A lesson as tensors and plain values, for a file."""
+    observations = batch.observations
+    return {
+        "images": torch.from_numpy(np.stack([observation.images for observation in observations])),
+        "proprio": torch.from_numpy(np.stack([observation.proprio for observation in observations])),
+        "instructions": [observation.instruction for observation in observations],
+        "prepared": observations[0].prepared,
+        "columns": batch.columns(),
+    }
+
+
+def from_tensors(stored: Mapping[str, Any]) -> Batch:
+    """The opposite of `to_tensors`, without the simulator's state, which no policy reads."""
+    seen = zip(stored["images"].numpy(), stored["proprio"].numpy(), stored["instructions"], strict=True)
+    observations = [Observation(*one, prepared=stored["prepared"]) for one in seen]
+    return Batch(observations=observations, kept=[None] * len(observations), **stored["columns"])
