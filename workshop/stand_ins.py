@@ -21,7 +21,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -29,15 +29,14 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import tyro
-from scipy.stats import binomtest
 
 from command_line import main_guard, parse_flags
 from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput, read_json
 from envs.machine import usable_cores
+from experiment.statistics import count_successes
 
 MOVED = "--move-objects 2 4 6 8"  # cm
 SPATIAL = f"--task-ids 0 {MOVED}"
@@ -117,14 +116,6 @@ LARGEST_GAP_TO_MEDIAN = 10  # points
 
 
 @dataclass(frozen=True)
-class Job:
-    """A Python program to run, and where its output goes."""
-
-    command: str  # what follows `python`
-    log: Path
-
-
-@dataclass(frozen=True)
 class Args:
     """Make the policies that stand in for public checkpoints, and measure how they succeed by every rule."""
 
@@ -163,121 +154,106 @@ def make(args: Args) -> None:
     for folder in folders:
         flags = f"--num-envs {usable_cores()} {DEMONSTRATIONS[folder]}"
         command = f"-m workshop.demos --out {args.out}/demonstrations/{folder} {flags}"
-        run([Job(command, args.out / f"{folder}.log")])
+        run(args.out / f"{folder}.log", [command])
     missing = [name for name in args.only if not (args.out / name / "config.json").exists()]
     independent = [name for name in missing if STAND_INS[name].needs is None]
     dependent = [name for name in missing if name not in independent]
     for names in (independent, dependent):
-        run_side_by_side([programs(args, name) for name in names], at_once=max(1, len(names)))
+        programs = {args.out / f"{name}.log": programs_of(args, name) for name in names}
+        run_side_by_side(programs, at_once=max(1, len(names)))
 
 
-def programs(args: Args, name: str) -> list[Job]:
+def programs_of(args: Args, name: str) -> list[str]:
     """The programs that make a policy."""
     stand_in = STAND_INS[name]
     folders = " ".join(f"{args.out}/demonstrations/{folder}" for folder in stand_in.demonstrations)
     return [
-        Job(
-            program.replace("DEMOS", folders).replace("OUT", str(args.out)).replace("NAME", name),
-            args.out / f"{name}.log",
-        )
+        program.replace("DEMOS", folders).replace("OUT", str(args.out)).replace("NAME", name)
         for program in stand_in.programs
     ]
 
 
 def measure(args: Args) -> None:
     """Play the episodes of all policies, looks and rules side by side, and print a table for each policy and look."""
-    jobs = [
-        [evaluation(args, name, looks, rule)]
-        for name, looks in product(args.only, args.looks)
-        for rule in rules_of(name)
-    ]
-    run_side_by_side(jobs, args.at_once)
+    programs = {}
     for name, looks in product(args.only, args.looks):
-        outcomes = {rule: read_outcomes(results_file(args, name, looks, rule)) for rule in rules_of(name)}
+        for rule, results in results_files(args, name, looks).items():
+            programs[results.with_suffix(".log")] = [evaluation(args, name, looks, rule, results)]
+    run_side_by_side(programs, args.at_once)
+    for name, looks in product(args.only, args.looks):
         print(f"\n{args.measure or args.out / name}, {looks} pictures, fresh states:")
+        outcomes = {
+            rule: [episode["success"] for episode in read_json(results)["episodes"]]
+            for rule, results in results_files(args, name, looks).items()
+        }
         print_table(outcomes, STAND_INS[name])
 
 
-def rules_of(name: str) -> dict[str, str]:
-    """The rules by which a policy is measured, with their flags of eval.py.
-
-    Beside an L1 head the token head is untrained, so that only the L1 head is measured.
-    """
-    return L1_RULE if STAND_INS[name].has_l1_head else RULES
-
-
-def results_file(args: Args, name: str, looks: str, rule: str) -> Path:
-    measured = (
-        name
-        if args.measure is None
-        else f"{name}-{Path(args.measure).resolve().as_posix().replace('/', '-')}"
-    )
-    return args.out / "measured" / f"{measured}-{looks}-{re.sub('[^a-zA-Z0-9.]+', '_', rule)}.json"
+def results_files(args: Args, name: str, looks: str) -> dict[str, Path]:
+    """Rule of acting -> its results. Beside an L1 head the token head is untrained, so it is not measured."""
+    measured = name
+    if args.measure is not None:
+        measured += "-" + Path(args.measure).resolve().as_posix().replace("/", "-")
+    rules = L1_RULE if STAND_INS[name].has_l1_head else RULES
+    folder = args.out / "measured"
+    return {rule: folder / f"{measured}-{looks}-{re.sub('[^a-zA-Z0-9.]+', '_', rule)}.json" for rule in rules}
 
 
-def evaluation(args: Args, name: str, looks: str, rule: str) -> Job:
-    """How a policy is played by one rule; eval.py itself skips the episodes that were played."""
+def evaluation(args: Args, name: str, looks: str, rule: str, results: Path) -> str:
+    """The program that plays a policy by one rule; eval.py itself skips the episodes that were played."""
     stand_in = STAND_INS[name]
-    trials = ceil(args.states / stand_in.num_tasks)
-    out = results_file(args, name, looks, rule)
-    command = (
-        f"eval.py --checkpoint {args.measure or args.out / name} {stand_in.tasks} {rules_of(name)[rule]} "
-        f"--assets {looks} --init-states fresh --trials {trials} --num-envs {args.num_envs} --out {out}"
+    return (
+        f"eval.py --checkpoint {args.measure or args.out / name} {stand_in.tasks} {(RULES | L1_RULE)[rule]} "
+        f"--assets {looks} --init-states fresh --trials {ceil(args.states / stand_in.num_tasks)} "
+        f"--num-envs {args.num_envs} --out {results}"
     )
-    return Job(command, out.with_suffix(".log"))
-
-
-def read_outcomes(path: Path) -> list[bool]:
-    """Whether each episode of a results file was a success."""
-    return [episode["success"] for episode in read_json(path)["episodes"]]
 
 
 def print_table(outcomes: dict[str, list[bool]], stand_in: StandIn) -> None:
     """Print the success by every rule, and whether the policy behaves as a stand-in must."""
     for rule, successes in outcomes.items():
-        interval = binomtest(sum(successes), len(successes)).proportion_ci(method="wilson")
-        rate = f"{sum(successes):>4} of {len(successes)} = {np.mean(successes):4.0%}"
-        print(f"  {rule:<17} {rate} [{interval.low:.0%}, {interval.high:.0%}]")
-    percents = {rule: 100 * np.mean(successes) for rule, successes in outcomes.items()}
+        print(f"  {rule:<17} {count_successes(successes)}")
+    percents = {rule: 100 * count_successes(successes).rate for rule, successes in outcomes.items()}
     low, high = stand_in.greedy
     first_rule, first_percent = next(iter(percents.items()))
-    print(f"  {verdict(low <= first_percent <= high)}: {first_rule} in {low} to {high} %")
+    print_verdict(low <= first_percent <= high, f"{first_rule} in {low} to {high} %")
     if not stand_in.has_l1_head:
         gain = percents["greedy"] - percents["sampled, T = 1"]
         gap = abs(percents["greedy"] - percents["median"])
-        print(
-            f"  {verdict(gain >= LEAST_GAIN_OF_GREEDY)}: greedy is {gain:.1f} points above sampled at T = 1"
-        )
-        print(f"  {verdict(gap <= LARGEST_GAP_TO_MEDIAN)}: greedy and median are {gap:.1f} points apart")
+        print_verdict(gain >= LEAST_GAIN_OF_GREEDY, f"greedy is {gain:.1f} points above sampled at T = 1")
+        print_verdict(gap <= LARGEST_GAP_TO_MEDIAN, f"greedy and median are {gap:.1f} points apart")
 
 
-def verdict(holds: bool) -> str:
-    return "holds" if holds else "FAILS"
+def print_verdict(holds: bool, rule: str) -> None:
+    print(f"  {'holds' if holds else 'FAILS'}: {rule}")
 
 
-def run_side_by_side(jobs: Sequence[list[Job]], at_once: int) -> None:
-    """Run lists of jobs, at most `at_once` at the same time; the GPUs take turns. Raises BadInput if a job fails."""
+def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
+    """Log file -> programs to run one after the other; at most `at_once` of these at the same time.
+
+    The GPUs take turns. Raises BadInput if a program fails.
+    """
     num_gpus = max(1, torch.cuda.device_count())
+    gpus = [index % num_gpus for index in range(len(programs))]
     with ThreadPoolExecutor(at_once) as threads:
-        list(threads.map(run, jobs, (index % num_gpus for index in range(len(jobs)))))
+        list(threads.map(run, programs.keys(), programs.values(), gpus))
 
 
-def run(jobs: list[Job], gpu: int | None = None) -> None:
-    """Run jobs one after the other, on one GPU or on all. Raises BadInput with the end of its output if one fails."""
+def run(log: Path, programs: Sequence[str], gpu: int | None = None) -> None:
+    """Run programs one after the other, on one GPU or on all. Raises BadInput with the end of its output if one fails.
+
+    A program is what follows `python`.
+    """
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    for job in jobs:
-        print(f"python {job.command}", flush=True)
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("a") as log:
-            ended = subprocess.run(
-                [sys.executable, *shlex.split(job.command)],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for program in programs:
+        print(f"python {program}", flush=True)
+        command = [sys.executable, *shlex.split(program)]
+        with log.open("a") as output:
+            ended = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         if ended.returncode != 0:
-            last_lines = "\n".join(job.log.read_text().splitlines()[-5:])
-            raise BadInput(f"python {job.command} ended with {ended.returncode}: {job.log}\n{last_lines}")
+            last_lines = "\n".join(log.read_text().splitlines()[-5:])
+            raise BadInput(f"python {program} ended with {ended.returncode}: {log}\n{last_lines}")
 
 
 if __name__ == "__main__":
