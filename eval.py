@@ -58,7 +58,7 @@ from experiment.results import (
 from experiment.results_table import comparison_table, results_table
 from experiment.run_folder import read_trained_on
 from experiment.setup import make_spec
-from experiment.simulators import Limit, count_simulators, find_renderer_apart
+from experiment.simulators import count_simulators, find_renderer_apart
 from experiment.terminal import say
 from preflight import looks_warning
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
@@ -249,8 +249,8 @@ def play_suite(
 ) -> None:
     """Check the policy, and play the missing episodes of a suite by each rule."""
     spec = env_spec(config, suite, policy.num_images)
-    most = max(map(len, missing.values()))
-    useful = Limit(most, f"{most} episode(s)")
+    num_episodes = max(map(len, missing.values()))
+    useful = {f"{num_episodes} episode(s)": num_episodes}
     renderer = find_renderer_apart()
     simulators = count_simulators(config.simulator, len(spec.task_ids), policy.device, renderer, useful)
     say(f"{suite}: {simulators.reason}")

@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     if command.config.run.data_parallel:
         start_ranks()
     check_machine(command.config, command.resume)
-    with set_up(command.config, command.check_only) as setup:
+    with set_up(command.config) as setup:
         probe(setup)
         if command.check_only:
             log.info("all checks passed")

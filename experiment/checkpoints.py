@@ -23,7 +23,7 @@ TRAINER_FILE = "trainer.pt"
 LATEST = "latest"
 BEST = "best"
 LESSONS = "lessons"
-TEMPORARY_PREFIX = ".writing-"
+UNFINISHED = ".writing"
 
 # Weights of the old value in the exponential averages, per episode.
 RETURN_ALPHA = 0.99
@@ -109,9 +109,6 @@ def save_checkpoint(
     """
     folder = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
-        for path in checkpoints.iterdir():  # raises OSError if the run folder was moved away
-            if path.name.startswith(TEMPORARY_PREFIX):  # a killed process has left it
-                shutil.rmtree(path, ignore_errors=True)
         if learner.lessons:  # the others were written after the updates before
             last = len(learner.lessons) - 1
             (checkpoints / LESSONS).mkdir(exist_ok=True)
@@ -122,14 +119,16 @@ def save_checkpoint(
         write_pointer(checkpoints / LATEST, folder)
         if not learner.lessons:
             shutil.rmtree(checkpoints / LESSONS, ignore_errors=True)
-        _remove_old(checkpoints, state.global_step, keep)
+        _remove_old(checkpoints, keep)
     learner.ranks.gather(None)  # all ranks wait until it is written
     return folder
 
 
 def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> None:
     """Write the checkpoint under a temporary name, flush it to the disk, and rename it to `folder`."""
-    temporary = folder.with_name(TEMPORARY_PREFIX + folder.name)
+    temporary = folder.with_name(UNFINISHED)
+    shutil.rmtree(temporary, ignore_errors=True)  # a killed process has left it
+    temporary.mkdir()  # raises OSError if the run folder was moved away
     try:
         learner.policy.save_adapter(temporary, looks=state.looks)
         save_state(temporary, learner, state)
@@ -138,9 +137,8 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
         # A kill between rename and pointer leaves this folder, which the resumed run writes again.
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
-    except BaseException:
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     flush(folder.parent)
 
 
@@ -168,15 +166,11 @@ def write_trainer_state(path: Path, contents: dict[str, object]) -> None:
     flush(path.parent)
 
 
-def _remove_old(checkpoints: Path, global_step: int, keep: int) -> None:
-    """Delete all checkpoints except the newest `keep`, the one at `global_step`, and those that the pointers name.
-
-    Steps above `global_step` belong to a branch that was abandoned for an earlier checkpoint, so they count as older.
-    """
+def _remove_old(checkpoints: Path, keep: int) -> None:
+    """Delete all checkpoints except the `keep` that were written last, and those that the pointers name."""
     used = {resolve_pointer(checkpoints / BEST), resolve_pointer(checkpoints / LATEST)}
-    steps = sorted(_steps(checkpoints), key=lambda step: (step <= global_step, step))
-    for step in steps[:-keep]:
-        folder = checkpoints / f"step_{step}"
+    folders = sorted(checkpoints.glob("step_*"), key=lambda folder: folder.stat().st_mtime_ns)
+    for folder in folders[:-keep]:
         if folder not in used:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -231,8 +225,9 @@ def latest_checkpoint(run_folder: Path) -> Path:
     pointer = run_folder / "checkpoints" / LATEST
     folder = resolve_pointer(pointer)
     if not folder.is_dir():
+        names = ", ".join(sorted(path.name for path in pointer.parent.glob("step_*")))
         raise BadInput(
-            f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {_steps(pointer.parent)}"
+            f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); found: {names or 'none'}"
         )
     return folder
 
@@ -242,9 +237,3 @@ def write_pointer(pointer: Path, target: Path) -> None:
     with replaced(pointer) as draft:
         draft.write_text(f"{target.name}\n")
     flush(pointer.parent)
-
-
-def _steps(checkpoints: Path) -> list[int]:
-    """The env steps of the checkpoints, in rising order. Folders with other names are ignored."""
-    names = [path.name.removeprefix("step_") for path in checkpoints.glob("step_*")]
-    return sorted(int(name) for name in names if name.isdigit())

@@ -1,7 +1,6 @@
 """End a run cleanly: on Unix signals, on exceptions, and with one line for problems that the user can repair."""
 
 import contextlib
-import errno
 import logging
 import signal
 import time
@@ -17,9 +16,6 @@ from experiment.run_folder import LOG_FILE, Run
 from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)
-
-# Why a file of a run could not be written, where it is the user who can repair it.
-REPAIRABLE_ERRORS = DISK_ERRORS | {errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR}
 
 
 @contextlib.contextmanager
@@ -54,8 +50,6 @@ def until_the_end(run: Run) -> Iterator[None]:
     """
     try:
         yield
-        # Raises OSError if the folder was deleted after the last checkpoint. Evaluation and report only warn of it.
-        run.folder.stat()
     except BaseException as reason:
         problem = repairable_problem(reason, run.folder)
         if run.ranks.is_main:
@@ -77,11 +71,10 @@ def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
         return None
     if not run_folder.is_dir():
         return f"the run folder {run_folder} is gone: if it was moved, continue the run with --resume and its new path"
-    if reason.errno not in REPAIRABLE_ERRORS:  # for example a missing file, which may be a bug in the program
+    if reason.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug in the program
         return None
     place = reason.filename or run_folder
-    repair = "free disk space, lower --keep-checkpoints, or check the permissions"
-    return f"{place} cannot be written ({reason.strerror}): {repair}"
+    return f"{place} cannot be written ({reason.strerror}): free disk space, or lower --keep-checkpoints"
 
 
 def describe(reason: BaseException) -> str:

@@ -24,8 +24,7 @@ def rollout_metrics(
     trajectories = rollout.trajectories
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
     metrics = {
-        "rollout/success_rate": count_successes(trajectory.success for trajectory in trajectories).rate,
-        **success_rates("rollout/success_rate", trajectories),
+        **success_rates(trajectories),
         "rollout/episode_length": rollout.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": rollout.env_steps / rollout.wall_s,
@@ -37,20 +36,20 @@ def rollout_metrics(
     }
     for part, seconds in rollout.times.items():
         metrics[f"time/{part}"] = seconds
-    if task_probabilities is not None:
-        for task_id, probability in task_probabilities.items():
-            metrics[f"curriculum/probability_task_{task_id}"] = probability
+    for task_id, probability in (task_probabilities or {}).items():
+        metrics[f"curriculum/probability_task_{task_id}"] = probability
     return metrics
 
 
-def success_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The success rate of each task, under names that begin with `name`; empty if there is only one task."""
-    outcomes: dict[int, list[bool]] = {}
-    for trajectory in trajectories:
-        outcomes.setdefault(trajectory.episode.task_id, []).append(trajectory.success)
-    if len(outcomes) <= 1:
-        return {}
-    return {f"{name}_task_{task_id}": count_successes(outcomes[task_id]).rate for task_id in sorted(outcomes)}
+def success_rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The success rate of all, and of each task if there are several."""
+    name = "rollout/success_rate"
+    rates = {name: count_successes(trajectory.success for trajectory in trajectories).rate}
+    task_ids = sorted({trajectory.episode.task_id for trajectory in trajectories})
+    for task_id in task_ids if len(task_ids) > 1 else ():
+        played = [trajectory for trajectory in trajectories if trajectory.episode.task_id == task_id]
+        rates[f"{name}_task_{task_id}"] = count_successes(trajectory.success for trajectory in played).rate
+    return rates
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
@@ -106,17 +105,11 @@ def why_nothing_was_learned(rollout: Rollout, trajectories: Sequence[Trajectory]
     """Why all advantages of an update were 0, and what to do. `trajectories`: those of the rollout to learn from."""
     outcomes = {trajectory.success for trajectory in rollout.trajectories}
     if outcomes == {False}:
-        reason = "all episodes failed"
-        advice = "a lower --temperature, a longer warmup, or another --checkpoint"
+        reason = "all episodes failed: lower --temperature, or lengthen the warmup"
     elif outcomes == {True}:
-        reason = "all episodes succeeded"
-        advice = "harder --task-ids, or a higher --temperature"
+        reason = "all episodes succeeded: choose harder --task-ids, or raise --temperature"
     elif not trajectories:
-        reason = "no group had a success rate within --group-success-bounds"
-        advice = "a larger --group-size, or wider bounds"
+        reason = "no group had a success rate within --group-success-bounds: raise --group-size"
     else:
-        reason = (
-            f"--advantage {config.loss.advantage} found no difference between the episodes that it compares"
-        )
-        advice = "a larger --group-size, or a larger --n-steps"
-    return f"this update learned nothing, because {reason}. If this goes on: {advice}"
+        reason = f"--advantage {config.loss.advantage} compared only equal episodes: raise --group-size or --n-steps"
+    return f"this update learned nothing, because {reason}, if this goes on"

@@ -11,26 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import tyro
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line, replaced
-from experiment.charts import draw_panels, draw_success
-from experiment.episodes import EpisodeResult
-from experiment.run_folder import CONFIG_FILE, FRAMES_PER_SECOND, StoredRun, read_run, video_folder
+from experiment.charts import draw_metrics, draw_success
+from experiment.run_folder import FRAMES_PER_SECOND, StoredRun, read_run, video_folder
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
 
 log = logging.getLogger(__name__)
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-class Video(NamedTuple):
-    caption: str
-    file: Path
 
 
 def write_report(run: StoredRun) -> Path:
@@ -41,55 +34,38 @@ def write_report(run: StoredRun) -> Path:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
     environment.filters["data_uri"] = _data_uri
+    environment.globals |= {"changes": changes, "draw_metrics": draw_metrics, "draw_success": draw_success}
     evaluations = read_evaluations(run)
     commands = (run.description["argv"], *run.description.get("resume_argv", []))
-    try:
-        text = environment.get_template("report.html").render(
-            run=run,
-            written=time.strftime("%Y-%m-%d %H:%M"),
-            verdict=judge(run, evaluations),
-            tasks={task_id: changes(run, evaluations, task_id) for task_id in _task_ids(evaluations)},
-            evaluations=evaluations,
-            best=best_evaluation(evaluations) if evaluations else None,
-            success=draw_success(evaluations, run.rows) if evaluations else None,
-            panels=draw_panels(run.rows),
-            first_frame=run.folder / "first_frame.png",
-            videos=_videos(run, evaluations),
-            commands=[shlex.join(["python", "train_grpo.py", *argv]) for argv in commands],
-        )
-    except UndefinedError as error:  # a damaged file
-        raise BadInput(f"{run.folder / CONFIG_FILE}: a field of the report is missing ({error})") from None
+    text = environment.get_template("report.html").render(
+        run=run,
+        written=time.strftime("%Y-%m-%d %H:%M"),
+        verdict=judge(run, evaluations),
+        evaluations=evaluations,
+        best=best_evaluation(evaluations) if evaluations else None,
+        first_frame=run.folder / "first_frame.png",
+        videos=_videos(run, evaluations),
+        commands=[shlex.join(["python", "train_grpo.py", *argv]) for argv in commands],
+    )
     with replaced(page) as draft:
         draft.write_text(text, encoding="utf-8")  # as the page says
     return page
 
 
-def _task_ids(evaluations: Sequence[Evaluation]) -> list[int]:
-    """The tasks of a run, which have rows of their own if there are several."""
-    task_ids = {result.task_id for evaluation in evaluations for result in evaluation.episodes["greedy"]}
-    return sorted(task_ids) if len(task_ids) > 1 else []
-
-
-def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> list[Video]:
-    """The videos of the first and the last evaluation, as far as they exist, each of them once."""
-    videos: dict[Path, Video] = {}  # a student that is still its teacher has the teacher's video
+def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> dict[Path, str]:
+    """The videos of the first and the last evaluation, as far as they exist, each of them once, with captions."""
+    videos: dict[Path, str] = {}  # a student that is still its teacher has the teacher's video
     for evaluation in (*evaluations[:1], *evaluations[-1:]):
-        folder = video_folder(run.folder, evaluation.env_steps)
-        for played in evaluation.episodes.values():
-            for result in played:
-                file = folder / (result.video or "none")
-                if file.is_file():
-                    videos.setdefault(file, Video(_caption(evaluation.env_steps, result), file))
-    return list(videos.values())
-
-
-def _caption(env_steps: int, result: EpisodeResult) -> str:
-    when = f"after {env_steps:,} env steps of training" if env_steps else "before training"
-    seconds = result.env_steps / FRAMES_PER_SECOND
-    return (
-        f"{result.rule} {when}: {result.ending} after {seconds:.1f} s; "
-        f"task {result.task_id}, initial state {result.init_state_id}"
-    )
+        env_steps = evaluation.env_steps
+        when = f"after {env_steps:,} env steps of training" if env_steps else "before training"
+        for result in (result for played in evaluation.episodes.values() for result in played):
+            file = video_folder(run.folder, env_steps) / (result.video or "none")
+            if file.is_file():
+                seconds = result.env_steps / FRAMES_PER_SECOND
+                start = f"task {result.task_id}, initial state {result.init_state_id}"
+                caption = f"{result.rule} {when}: {result.ending} after {seconds:.1f} s; {start}"
+                videos.setdefault(file, caption)
+    return videos
 
 
 def _data_uri(file: Path) -> str:
@@ -129,12 +105,8 @@ class ReportArgs:
 def main(argv: Sequence[str]) -> None:
     """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
-    print(
-        *judge(run, read_evaluations(run)).lines,
-        f"assets: {run.description['looks']}",
-        write_report(run),
-        sep="\n",
-    )
+    print(*judge(run, read_evaluations(run)).lines, f"assets: {run.description['looks']}", sep="\n")
+    print(write_report(run))
 
 
 if __name__ == "__main__":

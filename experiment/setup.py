@@ -28,9 +28,6 @@ from vla.hub import commit_of
 from vla.memory import Plan, RolloutSize, plan_update
 from vla.policy import Policy
 
-# A check starts no more, so that it can say that main memory is short without running out of it.
-MAX_SIMULATORS_OF_A_CHECK = 2
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -43,7 +40,7 @@ class Setup:
 
 
 @contextmanager
-def set_up(config: TrainConfig, check_only: bool = False) -> Iterator[Setup]:
+def set_up(config: TrainConfig) -> Iterator[Setup]:
     """Build the parts of a run for the block, and log a row for each. Raises BadInput.
 
     What fails without loading the policy comes first.
@@ -74,9 +71,8 @@ def set_up(config: TrainConfig, check_only: bool = False) -> Iterator[Setup]:
     log_row("update", f"{update.batch_size} decisions a step, {plan.micro_batch_size} at a time")
 
     spec = make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
-    num_envs = min(simulators.num_envs, MAX_SIMULATORS_OF_A_CHECK) if check_only else simulators.num_envs
     prepare = policy.model_inputs.prepare_images
-    with make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
+    with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
         yield Setup(config, learner, pool, first_observation(pool, task))
     ranks.leave()
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,14 +27,6 @@ class SimulatorMemory(NamedTuple):
 
     main: float
     gpu: float
-
-
-@dataclass(frozen=True)
-class Limit:
-    """How many simulators something allows, and its name for the user."""
-
-    num_envs: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def count_for_training(
     """
     n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)
-    useful = Limit(math.ceil(n_steps / ranks.size / longest), f"a rollout of {n_steps} env steps")
+    useful = {f"a rollout of {n_steps} env steps": math.ceil(n_steps / ranks.size / longest)}
     count = count_simulators(config.simulator, len(tasks), device, renderer, useful, ranks)
     return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
 
@@ -93,57 +85,58 @@ def count_simulators(
     num_tasks: int,
     device: torch.device,
     renderer: str,
-    useful: Limit,
+    useful: Mapping[str, int],
     ranks: Ranks = ALONE,
 ) -> SimulatorCount:
-    """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one."""
+    """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one.
+
+    useful: the name of what is to play -> the number of simulators that are of use for it.
+    """
     memory = memory_of_simulator(simulator, num_tasks)
-    on_gpu = device.type == "cuda" and not renders_in_software(renderer)
+    gpu = device if device.type == "cuda" and not renders_in_software(renderer) else None
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     free_gib = free_main_memory() / ranks_here
     if simulator.num_envs != "auto":
-        chosen = Limit(simulator.num_envs, "as configured (--num-envs)")
+        limits = {"as configured (--num-envs)": simulator.num_envs}
+    elif simulator.simulators == "ray":
+        limits = {**useful, **limit_of_cluster(ranks)}
     else:
-        if simulator.simulators == "ray":
-            limits = [limit_of_cluster(ranks)]
-        else:
-            cores = max(1, usable_cores() // ranks_here)
-            free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else math.inf
-            limits = limits_of_rank(memory, device, cores, free_gib, free_gpu_gib)
-        chosen = min([*limits, useful], key=lambda limit: limit.num_envs)
-    num_envs = max(1, chosen.num_envs)
+        limits = {**useful, **limits_of_machine(memory, free_gib, ranks_here, device.type == "cpu", gpu)}
+    reason = min(limits, key=lambda name: limits[name])
+    num_envs = max(1, limits[reason])
     needed_gib = num_envs * memory.main
     if free_gib < needed_gib:
         text = f"{free_gib:.1f} GiB of main memory are free, simulators need about {needed_gib:.1f}"
         log_row("warning", f"{text}: lower --num-envs or --kept-tasks")
-    reason = f"{num_envs} simulator(s): {chosen.name}"
-    gpu_gib = num_envs * memory.gpu if on_gpu else 0.0
-    return SimulatorCount(num_envs, reason, gpu_gib, left_gib=max(0.0, free_gib - needed_gib))
+    gpu_gib = 0.0 if gpu is None else num_envs * memory.gpu
+    return SimulatorCount(
+        num_envs, f"{num_envs} simulator(s): {reason}", gpu_gib, max(0.0, free_gib - needed_gib)
+    )
 
 
-def limits_of_rank(
-    memory: SimulatorMemory, device: torch.device, cores: int, free_gib: float, free_gpu_gib: float
-) -> list[Limit]:
-    """What a rank's share of cores and memory allows; free_gpu_gib is infinite if simulators need no GPU memory.
+def limits_of_machine(
+    memory: SimulatorMemory, free_gib: float, ranks_here: int, policy_on_cpu: bool, gpu: torch.device | None
+) -> dict[str, int]:
+    """What a rank's share of cores and memory allows, by its name. gpu: that of the policy, if it also renders.
 
     A policy on the CPU shares the cores: one more simulator than cores keeps them busy while it decides (measured in
     docs/RESULTS.md).
     """
-    if device.type == "cpu":
-        limits = [Limit(cores + 1, f"{cores} core(s), and one more while the policy decides")]
-    else:
-        limits = [Limit(cores, f"{cores} core(s)")]
+    cores = max(1, usable_cores() // ranks_here)
     main_gib = SHARE_OF_FREE_MEMORY * free_gib
-    limits.append(Limit(int(main_gib / memory.main), f"half of the free main memory ({main_gib:.1f} GiB)"))
-    if math.isfinite(free_gpu_gib):
-        gpu_gib = SHARE_OF_FREE_MEMORY * free_gpu_gib
-        limits.append(Limit(int(gpu_gib / memory.gpu), f"half of the free GPU memory ({gpu_gib:.1f} GiB)"))
+    limits = {
+        f"{cores} core(s)": cores + 1 if policy_on_cpu else cores,
+        f"half of the free main memory ({main_gib:.1f} GiB)": int(main_gib / memory.main),
+    }
+    if gpu is not None:
+        gpu_gib = SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(gpu)[0] / GIB
+        limits[f"half of the free GPU memory ({gpu_gib:.1f} GiB)"] = int(gpu_gib / memory.gpu)
     return limits
 
 
-def limit_of_cluster(ranks: Ranks) -> Limit:
+def limit_of_cluster(ranks: Ranks) -> dict[str, int]:
     """What the CPUs of the Ray cluster allow each rank."""
     from envs.ray_workers import connect  # it imports ray, which is optional
 
     cpus = connect()
-    return Limit(cpus // ranks.size, f"{cpus} CPUs of the Ray cluster")
+    return {f"{cpus} CPUs of the Ray cluster": cpus // ranks.size}

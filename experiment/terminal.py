@@ -18,16 +18,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 log = logging.getLogger(__name__)
 
 INFORMATIVE_LOGGERS = ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla")
-MOST_KEPT_LINES = 1000  # that are logged before there is a file for them
 LOG_TIME = "%Y-%m-%d %H:%M:%S"  # before every line of a log file
 PERIOD_S = 20.0  # without a terminal a long activity shows a line every so many seconds
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes log lines to sys.stdout as it is when the line is logged.
-
-    While a progress bar is shown, rich replaces sys.stdout by a stream that prints lines above the bar.
-    """
+    """Writes to sys.stdout as it is when a line is logged: rich replaces it while it shows a moving line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout
@@ -39,19 +35,18 @@ def log_to_terminal() -> None:
 
     Other ranks warn only of what may concern them alone: their simulators, and their GPU's memory.
     """
-    if not is_first_rank():
-        logging.basicConfig(force=True, level=logging.ERROR, format=f"rank {os.environ['RANK']}: %(message)s")
-        for name in ("envs", "vla.memory"):
-            logging.getLogger(name).setLevel(logging.WARNING)
-        return
-    kept = logging.handlers.MemoryHandler(capacity=MOST_KEPT_LINES, flushLevel=logging.CRITICAL + 1)
+    levels = dict.fromkeys(INFORMATIVE_LOGGERS, logging.INFO) | {"envs": logging.WARNING}
+    kept = logging.handlers.MemoryHandler(capacity=1000, flushLevel=logging.CRITICAL + 1)
     handlers: list[logging.Handler] = [TerminalHandler(), kept]
-    logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
-    # If the terminal is closed or the disk is full, a log line is lost, and logging prints no traceback.
-    logging.raiseExceptions = False
-    for name in INFORMATIVE_LOGGERS:
-        logging.getLogger(name).setLevel(logging.INFO)
-    logging.getLogger("envs").setLevel(logging.WARNING)
+    line = "%(message)s"
+    if not is_first_rank():
+        levels = {"envs": logging.WARNING, "vla.memory": logging.WARNING}
+        handlers = [logging.StreamHandler()]
+        line = f"rank {os.environ['RANK']}: {line}"
+    logging.basicConfig(force=True, level=logging.ERROR, format=line, handlers=handlers)
+    logging.raiseExceptions = False  # a line is lost if the terminal is closed or the disk is full
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def log_to_file(path: Path) -> None:
@@ -91,11 +86,10 @@ class Activity:
         """
         self.done += count
         now = time.monotonic()
-        is_due = now // PERIOD_S > self.advanced // PERIOD_S
-        self.advanced = now
-        if self.prints_lines and is_due:
+        if self.prints_lines and now // PERIOD_S > self.advanced // PERIOD_S:
             with contextlib.suppress(OSError, ValueError):  # nobody reads any more
                 say(str(self))
+        self.advanced = now
 
     def count_episode(self, success: bool) -> None:
         """One more episode has ended."""
@@ -103,15 +97,12 @@ class Activity:
         self.advance(1)
 
     def __str__(self) -> str:
-        parts = [f"{self.name}: {min(self.done, self.total):,}/{self.total:,} {self.unit}"]
-        if self.successes is not None:
-            parts.append(f"{self.successes} succeeded")
-        if 0 < self.done < self.total:
-            seconds = time.monotonic() - self.started
-            parts.append(f"{duration(seconds / self.done * (self.total - self.done))} left")
-        elif self.done >= self.total:  # a rollout then plays its last episodes to their ends
-            parts.append("finishing")
-        return ", ".join(parts)
+        succeeded = "" if self.successes is None else f", {self.successes} succeeded"
+        left = ", finishing"  # a rollout then plays its last episodes to their ends
+        if self.done < self.total:
+            seconds = (time.monotonic() - self.started) * (self.total - self.done) / max(self.done, 1)
+            left = f", {duration(seconds)} left" if self.done else ""
+        return f"{self.name}: {min(self.done, self.total):,}/{self.total:,} {self.unit}{succeeded}{left}"
 
 
 def duration(seconds: float) -> str:

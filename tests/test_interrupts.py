@@ -56,8 +56,9 @@ def test_a_full_gpu_is_one_line_with_the_flags_that_help(run):
 
 
 def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
+    shutil.rmtree(run.folder)
     with pytest.raises(BadInput, match=str(run.folder)), until_the_end(run):
-        shutil.rmtree(run.folder)
+        run.folder.stat()
     assert not run.folder.exists()
 
 

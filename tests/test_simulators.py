@@ -12,7 +12,6 @@ from contracts import BadInput
 from envs.env import TaskInfo
 from experiment import simulators
 from experiment.simulators import (
-    Limit,
     SimulatorCount,
     count_for_training,
     count_simulators,
@@ -25,7 +24,7 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
 NVIDIA = "EGL device 0: NVIDIA GeForce RTX 4090/PCIe (NVIDIA Corporation)"
 MESA = "EGL device 0: llvmpipe (LLVM 15.0.6, 256 bits) (Mesa/X.org)"
-PLENTY = Limit(1000, "1000 episodes")
+PLENTY = {"1000 episodes": 1000}
 OFFICIAL = SimulatorConfig(assets="official")
 
 
@@ -42,7 +41,7 @@ def machine(monkeypatch):
     return set_machine
 
 
-def count(device: torch.device, renderer: str, useful: Limit = PLENTY) -> int:
+def count(device: torch.device, renderer: str, useful: dict = PLENTY) -> int:
     return count_simulators(OFFICIAL, 1, device, renderer, useful).num_envs
 
 
@@ -67,7 +66,7 @@ def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
     assert count(GPU, MESA) == 16
     assert count(CPU, NVIDIA) == 17
     of_gpu = {
-        renderer: count_simulators(OFFICIAL, 1, GPU, renderer, Limit(1, "")).gpu_gib
+        renderer: count_simulators(OFFICIAL, 1, GPU, renderer, {"one episode": 1}).gpu_gib
         for renderer in (NVIDIA, MESA)
     }
     assert of_gpu == {NVIDIA: pytest.approx(0.55), MESA: 0.0}
@@ -75,7 +74,7 @@ def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
 
 def test_the_reason_names_what_decided(machine):
     machine(cores=16, main=96.0, gpu=9.0)
-    chosen = count_simulators(OFFICIAL, 1, GPU, NVIDIA, Limit(10, "10 episodes"))
+    chosen = count_simulators(OFFICIAL, 1, GPU, NVIDIA, {"10 episodes": 10})
     assert chosen.reason == "8 simulator(s): half of the free GPU memory (4.5 GiB)"
 
 
@@ -94,7 +93,9 @@ def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_thei
 def test_a_number_is_kept_whatever_the_machine_is_with_a_warning(machine, caplog):
     caplog.set_level("INFO")
     machine(cores=2, main=1.0)
-    chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, Limit(1, ""))
+    chosen = count_simulators(
+        SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, {"one episode": 1}
+    )
     assert chosen == SimulatorCount(8, "8 simulator(s): as configured (--num-envs)", 0.0, 0.0)
     assert "need about 9.6" in caplog.text
 

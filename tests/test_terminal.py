@@ -43,6 +43,7 @@ def test_short_activities_one_after_the_other_are_told_as_often_as_one_long_one(
 def test_other_ranks_warn_only_of_what_concerns_them_alone(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
     log_to_terminal()
     for name in ("of_all_ranks", "envs.pool", "vla.memory"):
         logging.getLogger(name).warning("from %s", name)

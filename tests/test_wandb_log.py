@@ -52,34 +52,15 @@ class FakeRun:
         self.exit_code = exit_code
 
 
-def use(monkeypatch, run: FakeRun) -> dict:
-    """Let wandb.init return `run`; returns the arguments of its last call."""
-    arguments = {}
-
-    def init(**keywords):
-        arguments.update(keywords)
-        return run
-
+@pytest.mark.parametrize("failing", ["init", "define_metric", "log", "finish"])
+def test_a_failure_is_reported_once_and_ends_logging(monkeypatch, tmp_path, caplog, failing):
+    init = broken if failing == "init" else lambda **_: FakeRun(failing)
     monkeypatch.setattr(wandb, "init", init)
-    return arguments
-
-
-def test_a_failing_start_is_one_line_and_leaves_a_log_that_does_nothing(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(wandb, "init", broken)
-    log = open_log(tmp_path)
-    log.log({"global_step": 1})
-    log.video("video/x", tmp_path / "none.mp4", 1)
-    log.finish()
-    (line,) = caplog.messages
-    assert "the network is down" in line
-
-
-@pytest.mark.parametrize("failing", ["define_metric", "log", "finish"])
-def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path, caplog, failing):
-    use(monkeypatch, FakeRun(failing))
     log = open_log(tmp_path)
     for step in range(3):
         log.log({"global_step": step})
+    if failing != "finish":
+        log.video("video/x", tmp_path / "none.mp4", 1)
     log.finish()
     log.finish()
     (line,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
@@ -95,22 +76,16 @@ def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
     reader, terminal = os.openpty()
     subprocess.run(command, cwd=ROOT, check=True, stdin=terminal, stdout=terminal, stderr=terminal)
     (line,) = os.read(reader, 10_000).decode().splitlines()
-    assert line.startswith("wandb could not start (No API key configured")
+    assert "No API key configured" in line
 
 
-def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its_id(
-    monkeypatch, tmp_path, caplog
-):
-    caplog.set_level("INFO")
+def test_records_go_through_and_a_resumed_run_keeps_its_id(monkeypatch, tmp_path):
     run = FakeRun()
-    arguments = use(monkeypatch, run)
-    monkeypatch.setenv("WANDB_PROJECT", "my-project")
+    arguments = {}
+    monkeypatch.setattr(wandb, "init", lambda **keywords: arguments.update(keywords) or run)
     log = open_log(tmp_path)
     assert log.id == "fake-id"  # what a checkpoint remembers
-    assert run.url in caplog.text
-    assert (arguments["id"], arguments["resume"]) == (None, None)
-    assert (arguments["config"], arguments["mode"], arguments["dir"]) == ({"seed": 0}, "online", tmp_path)
-    assert arguments["project"] == "my-project"
+    assert (arguments["id"], arguments["config"], arguments["dir"]) == (None, {"seed": 0}, tmp_path)
     log.log({"global_step": 5, "rollout/success_rate": 0.5})
     log.finish(exit_code=1)
     assert (run.rows, run.exit_code) == ([{"global_step": 5, "rollout/success_rate": 0.5}], 1)
@@ -119,10 +94,9 @@ def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 
 
-def test_auto_is_online_with_a_key_or_a_netrc_login_and_obeys_wandb_mode(monkeypatch, tmp_path):
-    netrc = tmp_path / "netrc"
+def test_auto_is_online_with_a_login_and_obeys_wandb_mode(monkeypatch, tmp_path):
     assert resolve_mode("auto") == "offline"
-    netrc.write_text("machine api.wandb.ai login user password y\n")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password y\n")
     assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert resolve_mode("auto") == "disabled"
