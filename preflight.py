@@ -121,9 +121,7 @@ def check_first_frame(images: np.ndarray) -> None:
     contrast = min(float(image.std()) for image in images)
     text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
     if contrast < MIN_CONTRAST:
-        raise BadInput(
-            f"{text}: a rendered frame is empty; check the GL driver (try MUJOCO_GL=osmesa), or --assets"
-        )
+        raise BadInput(f"{text}: a rendered frame is empty; check the GL driver, or --assets")
     log_row("first frame", text)
 
 

@@ -117,8 +117,7 @@ def _unpacked_lowpoly() -> Path:
 
 def _pack_folder(named: Path) -> Path:
     """The folder of the pack: the one that the user named, or `assets` below it. Raises BadInput."""
-    candidates = (named, named / "assets", named / PACKAGES / "assets")
-    folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
+    folder = named / "assets" if (named / "assets" / "scenes").is_dir() else named
     missing = [name for name in SUBFOLDERS if not (folder / name).is_dir()]
     if missing:
         problem = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"

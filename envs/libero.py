@@ -58,11 +58,9 @@ class _Episode:
     """Where the running episode started, and what it has come to."""
 
     start: Start
-    seed: int = 0  # of the placement
     # The stored initial state (1 + nq + nv,); None: the seed places everything.
     state: np.ndarray | None = None
     variant: Variant | None = None  # of LIBERO-Plus
-    is_numbered: bool = False  # whether the start has an `init_state_id` but no stored state
     placement: Placement | None = None  # given by the caller, in place of the start's
     # LIBERO's observations after the last env step.
     raw: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -149,16 +147,12 @@ class LiberoEnv:
     def _new_episode(self, start: Start) -> _Episode:
         """Look up what `start` stands for."""
         index = start.init_state_id
-        if index is None:
-            return _Episode(start, start.seed)
-        assert 0 <= index < self.num_init_states, f"{start=}"
+        assert index is None or 0 <= index < self.num_init_states, f"{start=}"
+        if index is None or self._init_states is None:
+            return _Episode(start)
         if self._variants:
-            assert self._init_states is not None, "LIBERO-Plus changes tasks that have initial states"
-            return _Episode(start, start.seed, self._init_states[0], self._variants[index])
-        if self._init_states is not None:
-            return _Episode(start, start.seed, self._init_states[index])
-        # The task has no stored states: each `init_state_id` has a seed of its own.
-        return _Episode(start, start.seed * self.num_init_states + index, is_numbered=True)
+            return _Episode(start, self._init_states[0], self._variants[index])
+        return _Episode(start, self._init_states[index])
 
     def _start(self, observe: bool) -> str | None:
         """Place the scene and let it settle, again and again until it can start an episode.
@@ -197,12 +191,12 @@ class LiberoEnv:
 
     def _placement_seed(self, attempt: int) -> Seed:
         """The seed of an attempt. Fresh and numbered placements have seeds of their own, so none is the same."""
-        episode = self._episode
-        if episode.state is not None:
-            return episode.seed
-        if episode.is_numbered:
-            return (episode.seed, attempt, NUMBERED)
-        return (episode.seed, attempt)
+        start = self._episode.start
+        if self._episode.state is not None:
+            return start.seed
+        if start.init_state_id is None:
+            return (start.seed, attempt)
+        return (start.seed * self.num_init_states + start.init_state_id, attempt, NUMBERED)
 
     def _settle_and_find_problem(self, observe: bool) -> str | None:
         """Let the objects settle; returns the reason why the episode cannot start from here, or None."""

@@ -46,8 +46,7 @@ def find_renderer_apart() -> str:
     except NoAnswer as reason:
         raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
     if renders_in_software(renderer) and torch.cuda.is_available():
-        slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
-        log_row("warning", f"{renderer} {slow}; {REPAIR}")
+        log_row("warning", f"{renderer} renders on the CPU, slowly, although there is a GPU: {REPAIR}")
     return renderer
 
 
