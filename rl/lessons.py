@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from contracts import Observation
 from rl.trajectory import Batch, token_weights
@@ -30,9 +32,12 @@ def remember(lessons: list[Batch], batch: Batch) -> Batch:
 
 def join(batches: Sequence[Batch]) -> Batch:
     """One batch with the rows of all; without the hidden states, and with each batch's own numbers of trajectories."""
-    columns = {name: torch.cat([batch.columns()[name] for batch in batches]) for name in batches[0].columns()}
-    observations = [observation for batch in batches for observation in batch.observations]
-    return replace(batches[0], observations=observations, kept=[None] * len(observations), **columns)
+    columns: dict[str, Tensor] = {}
+    for name in batches[0].columns():
+        columns[name] = torch.cat([batch.columns()[name] for batch in batches])
+    observations = list(chain.from_iterable(batch.observations for batch in batches))
+    no_states: list[Tensor | None] = [None] * len(observations)
+    return replace(batches[0], observations=observations, kept=no_states, **columns)
 
 
 def draw(batch: Batch, num_rows: int, generator: torch.Generator) -> Batch:
@@ -48,12 +53,13 @@ def draw(batch: Batch, num_rows: int, generator: torch.Generator) -> Batch:
 
 def to_tensors(batch: Batch) -> dict[str, Any]:
     """A lesson as tensors and plain values, for a file."""
-    observations = batch.observations
+    images = np.stack([observation.images for observation in batch.observations])
+    proprio = np.stack([observation.proprio for observation in batch.observations])
     return {
-        "images": torch.from_numpy(np.stack([observation.images for observation in observations])),
-        "proprio": torch.from_numpy(np.stack([observation.proprio for observation in observations])),
-        "instructions": [observation.instruction for observation in observations],
-        "prepared": observations[0].prepared,
+        "images": torch.from_numpy(images),
+        "proprio": torch.from_numpy(proprio),
+        "instructions": [observation.instruction for observation in batch.observations],
+        "prepared": batch.observations[0].prepared,
         "columns": batch.columns(),
     }
 
