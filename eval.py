@@ -61,7 +61,7 @@ from experiment.setup import make_spec
 from experiment.simulators import count_simulators, find_renderer_apart
 from experiment.terminal import say
 from preflight import looks_warning
-from rl.selfcheck import attention_probe, image_probe, made_up_observation
+from probes import attention_probe, image_probe, made_up_observation
 from vla.adapter_folder import base_and_adapter
 from vla.dataset_statistics import select_key
 from vla.hub import commit_of

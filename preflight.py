@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import probes
 from configs.config import TrainConfig
 from configs.sections import ModelConfig
 from contracts import GIB, BadInput, first_line, output_place
@@ -20,7 +21,6 @@ from experiment.file_lock import lock_file
 from experiment.run_folder import LOCK_FILE
 from experiment.setup import Setup
 from experiment.terminal import is_first_rank, log_row
-from rl import selfcheck
 from rl.phases import phase_at
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
@@ -89,12 +89,12 @@ def probe(setup: Setup) -> None:
             "--advantage gae needs Observation.state, which this simulator does not give: use batch"
         )
     setup.pool.start_building(config.task.task_ids)
-    log_row("attention", selfcheck.attention_probe(policy, observation))
-    log_row("images", selfcheck.image_probe(policy, observation))
-    log_row("token head", selfcheck.token_probe(policy, observation, needs_token_head(setup)))
-    log_row("log-probs", selfcheck.check_logits_path(policy, observation, config.rollout.temperature))
+    log_row("attention", probes.attention_probe(policy, observation))
+    log_row("images", probes.image_probe(policy, observation))
+    log_row("token head", probes.token_probe(policy, observation, needs_token_head(setup)))
+    log_row("log-probs", probes.check_logits_path(policy, observation, config.rollout.temperature))
     micro_batch_size = int(config.update.micro_batch_size)
-    log_row("learning", selfcheck.check_learning(policy, observation, micro_batch_size))
+    log_row("learning", probes.check_learning(policy, observation, micro_batch_size))
     setup.pool.wait_until_built()
 
 

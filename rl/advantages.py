@@ -61,7 +61,10 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
     elif config.advantage == "group":
         advantages = _standardised_by_group(returns, trajectories)
     else:
-        advantages = scaled(_minus_mean_of_task(returns, trajectories))
+        # With one mean over all tasks every episode of an easy task would look good. A mean over n episodes contains
+        # each of them, which shrinks the expected gradient by a factor of 1 - 1/n.
+        task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)
+        advantages = scaled(minus_mean_of_group(returns, task_ids))
     return advantages[batch.trajectory].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
@@ -75,17 +78,12 @@ def _standardised_by_group(returns: Tensor, trajectories: Sequence[Trajectory]) 
     return advantages
 
 
-def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
-    """Each return minus the mean over its task, (M,).
-
-    With one mean over all tasks every episode of an easy task would look good. A mean over n episodes contains each of
-    them, which shrinks the expected gradient by a factor of 1 - 1/n.
-    """
-    centred = returns.clone()
-    task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)
-    for task_id in task_ids.unique():
-        is_same = task_ids == task_id
-        centred[is_same] -= returns[is_same].mean()
+def minus_mean_of_group(values: Tensor, groups: Tensor) -> Tensor:
+    """Each value minus the mean over the values with the same number in `groups`."""
+    centred = values.clone()
+    for group in groups.unique():
+        is_member = groups == group
+        centred[is_member] -= values[is_member].mean()
     return centred
 
 

@@ -17,7 +17,7 @@ from rl.teacher import TeacherMode
 from rl.trajectory import Decision, Episode
 
 if TYPE_CHECKING:
-    from vla.policy import Policy
+    from vla.policy import Acted, Policy
 
 
 @dataclass(frozen=True)
@@ -75,51 +75,51 @@ def decide(
     teacher_decides = [
         _teacher_decides(generator, epsilon) for generator, epsilon in zip(generators, epsilons, strict=True)
     ]
-    teacher_rows = [row for row, by_teacher in enumerate(teacher_decides) if by_teacher]
-    student_rows = [row for row, by_teacher in enumerate(teacher_decides) if not by_teacher]
     decided: dict[int, tuple[Decision, np.ndarray]] = {}  # by row of `observations`
-    if teacher_rows:
-        by_teacher = _let_teacher_decide(policy, [observations[row] for row in teacher_rows], behaviour)
-        decided |= zip(teacher_rows, by_teacher, strict=True)
-    if student_rows:
-        students_generators = [generators[row] for row in student_rows]
-        by_student = _let_student_decide(
-            policy, [observations[row] for row in student_rows], students_generators, behaviour
-        )
-        decided |= zip(student_rows, by_student, strict=True)
+    for by_teacher in (True, False):
+        rows = [row for row, is_teacher in enumerate(teacher_decides) if is_teacher == by_teacher]
+        if rows:
+            rows_observations = [observations[row] for row in rows]
+            rows_generators = [generators[row] for row in rows]
+            made = _decide_as(by_teacher, policy, rows_observations, rows_generators, behaviour)
+            decided |= zip(rows, made, strict=True)
     in_order = [decided[row] for row in range(len(observations))]
     return [decision for decision, _ in in_order], np.stack([actions for _, actions in in_order])
 
 
-def _let_teacher_decide(
-    policy: Policy, observations: Sequence[Observation], behaviour: Behaviour
-) -> list[tuple[Decision, np.ndarray]]:
-    """The teacher's decision for each observation, and its actions (chunk, action_dim)."""
-    acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
-    decisions = [
-        Decision(observation, tokens, by_teacher=True, kept=kept)
-        for observation, tokens, kept in zip(observations, acted.tokens, acted.kept, strict=True)
-    ]
-    if behaviour.record_student_logprobs:
-        record_student_logprobs(policy, decisions, behaviour.temperature)
-    return list(zip(decisions, acted.actions, strict=True))
-
-
-def _let_student_decide(
+def _decide_as(
+    by_teacher: bool,
     policy: Policy,
     observations: Sequence[Observation],
     generators: Sequence[torch.Generator],
     behaviour: Behaviour,
 ) -> list[tuple[Decision, np.ndarray]]:
-    """The student's decision for each observation, and its actions (chunk, action_dim)."""
-    acted = policy.act(observations, behaviour.student_mode, behaviour.temperature, generators)
+    """The teacher's or the student's decision for each observation, and its actions (chunk, action_dim)."""
+    logprobs: Sequence[torch.Tensor | None]
+    if by_teacher:
+        acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
+        logprobs = [None] * len(observations)
+        if behaviour.record_student_logprobs:
+            logprobs = student_logprobs(policy, observations, acted, behaviour.temperature)
+    else:
+        acted = policy.act(observations, behaviour.student_mode, behaviour.temperature, generators)
+        logprobs = list(acted.logprobs)
     decisions = [
-        Decision(observation, tokens, by_teacher=False, student_logprobs=logprobs, kept=kept)
-        for observation, tokens, logprobs, kept in zip(
-            observations, acted.tokens, acted.logprobs, acted.kept, strict=True
+        Decision(observation, tokens, by_teacher, logprobs_of_tokens, kept)
+        for observation, tokens, logprobs_of_tokens, kept in zip(
+            observations, acted.tokens, logprobs, acted.kept, strict=True
         )
     ]
     return list(zip(decisions, acted.actions, strict=True))
+
+
+@torch.no_grad()
+def student_logprobs(
+    policy: Policy, observations: Sequence[Observation], acted: Acted, temperature: float
+) -> list[torch.Tensor]:
+    """The student's log-probs (A,) of the tokens that the teacher chose: the denominators of PPO's ratios."""
+    logits = policy.chunk_logits(observations, acted.kept)
+    return list(policy.token_logprobs(logits, acted.tokens.to(logits.device), temperature).cpu())
 
 
 def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:
@@ -127,14 +127,3 @@ def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:
     if 0 < epsilon < 1:
         return torch.rand((), generator=generator).item() < epsilon
     return epsilon == 1  # no draw is needed
-
-
-@torch.no_grad()
-def record_student_logprobs(policy: Policy, decisions: Sequence[Decision], temperature: float) -> None:
-    """Fill in the student's log-probs (A,) of the tokens that the teacher chose: the denominator of PPO's ratio."""
-    observations = [decision.observation for decision in decisions if decision.observation is not None]
-    logits = policy.chunk_logits(observations, [decision.kept for decision in decisions])
-    tokens = torch.stack([decision.tokens for decision in decisions]).to(logits.device)
-    logprobs = policy.token_logprobs(logits, tokens, temperature).cpu()
-    for decision, row in zip(decisions, logprobs, strict=True):
-        decision.student_logprobs = row

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl.advantages import minus_mean_of_group
 from rl.randomness import torch_generator
 from rl.trajectory import Trajectory
 
@@ -52,27 +53,47 @@ class Critic:
             del episodes_of_task[:-FORGET_AFTER]
 
 
-class Remembered(NamedTuple):
-    """All remembered decisions, in the order of the critic's episodes."""
+class Rows(NamedTuple):
+    """Decisions of episodes, one row each."""
 
+    states: Tensor  # (N, D); those of tasks with fewer objects are padded with zeros
     task_ids: Tensor  # (N,) int64
     returns: Tensor  # (N,) of their episodes
-    weights: Tensor  # (N,) 1 for the newest episode of a task, halved with every HALF_LIFE newer ones
+    weights: Tensor  # (N,) relative to one another
 
 
-def remembered_decisions(critic: Critic) -> Remembered:
-    lengths: list[int] = []
-    episodes: list[tuple[int, float, float]] = []
+def rows_of(trajectories: Sequence[Trajectory]) -> Rows:
+    """The decisions of a rollout."""
+    return _rows([(t.episode.task_id, states_of(t), float(t.success), 1.0) for t in trajectories])
+
+
+def remembered_rows(critic: Critic) -> Rows:
+    """All remembered decisions. The weight is 1 in a task's newest episode, and halves with HALF_LIFE newer ones."""
+    episodes: list[tuple[int, Tensor, float, float]] = []
     for task_id, episodes_of_task in critic.episodes.items():
         ages = reversed(range(len(episodes_of_task)))
         for age, (states, episode_return) in zip(ages, episodes_of_task, strict=True):
-            lengths.append(len(states))
-            episodes.append((task_id, episode_return, 0.5 ** (age / HALF_LIFE)))
-    task_ids, returns, weights = (
-        torch.tensor(column).repeat_interleave(torch.tensor(lengths))
-        for column in zip(*episodes, strict=True)
-    )
-    return Remembered(task_ids, returns, weights)
+            episodes.append((task_id, states, episode_return, 0.5 ** (age / HALF_LIFE)))
+    return _rows(episodes)
+
+
+def _rows(episodes: Sequence[tuple[int, Tensor, float, float]]) -> Rows:
+    """The rows of episodes: task id, states, return, weight."""
+    task_ids, states, returns, weights = zip(*episodes, strict=True)
+    lengths = torch.tensor([len(states_of_episode) for states_of_episode in states])
+    columns = (torch.tensor(column).repeat_interleave(lengths) for column in (task_ids, returns, weights))
+    width = max(states_of_episode.shape[1] for states_of_episode in states)
+    return Rows(torch.cat([_padded(states_of_episode, width) for states_of_episode in states]), *columns)
+
+
+def _padded(states: Tensor, width: int) -> Tensor:
+    return F.pad(states, (0, width - states.shape[1]))
+
+
+def states_of(trajectory: Trajectory) -> Tensor:
+    """The simulator's state at each of a trajectory's T decisions, (T, D) float32."""
+    observations = [d.observation for d in trajectory.decisions if d.observation is not None]
+    return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
 
 def rollout_values(
@@ -84,33 +105,26 @@ def rollout_values(
     """
     values = None
     if critic.episodes:
-        lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
-        task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])
-        returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
-        task_of_row = task_ids.repeat_interleave(lengths)
-        predictions = predict_success(critic, trajectories, seed, update_index)
-        means = _mean_returns(remembered_decisions(critic), task_of_row)
-        values = critic.trust * predictions + (1 - critic.trust) * means
-        critic.trust = regression_slope(predictions, returns.repeat_interleave(lengths), task_of_row)
+        old = remembered_rows(critic)
+        new = rows_of(trajectories)
+        predictions = predict_success(old, new, seed, update_index)
+        values = critic.trust * predictions + (1 - critic.trust) * _mean_returns(old, new.task_ids)
+        critic.trust = regression_slope(predictions, new.returns, new.task_ids)
     critic.remember(trajectories)
     return values
 
 
 def regression_slope(predictions: Tensor, returns: Tensor, task_ids: Tensor) -> float:
     """The slope within [0, 1] of the regression of returns on predictions, all (N,), both centred within each task."""
-    predictions = predictions.clone()
-    returns = returns.clone()
-    for task_id in task_ids.unique():
-        rows = task_ids == task_id
-        predictions[rows] -= predictions[rows].mean()
-        returns[rows] -= returns[rows].mean()
+    predictions = minus_mean_of_group(predictions, task_ids)
+    returns = minus_mean_of_group(returns, task_ids)
     variance = predictions.square().mean()
     if variance == 0:
         return 0.0
     return ((predictions * returns).mean() / variance).clamp(0, 1).item()
 
 
-def _mean_returns(remembered: Remembered, task_ids: Tensor) -> Tensor:
+def _mean_returns(remembered: Rows, task_ids: Tensor) -> Tensor:
     """The mean return of the remembered decisions of each task in `task_ids` (N,); of all of them for a new task."""
     means = torch.empty(len(task_ids))
     for task_id in task_ids.unique():
@@ -122,54 +136,32 @@ def _mean_returns(remembered: Remembered, task_ids: Tensor) -> Tensor:
     return means
 
 
-def states_of(trajectory: Trajectory) -> Tensor:
-    """The simulator's state at each of a trajectory's T decisions, (T, D) float32."""
-    observations = [d.observation for d in trajectory.decisions if d.observation is not None]
-    return torch.stack([torch.as_tensor(observation.state) for observation in observations])
-
-
-def predict_success(
-    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
-) -> Tensor:
-    """Predict the chance of success at every decision, (N,), by networks newly fitted on the remembered episodes."""
-    task_ids = sorted({*critic.episodes, *(trajectory.episode.task_id for trajectory in trajectories)})
-    old_states = [states for episodes in critic.episodes.values() for states, _ in episodes]
-    new_states = [states_of(trajectory) for trajectory in trajectories]
-    width = max(states.shape[1] for states in [*old_states, *new_states])
-
-    old_tasks = [task_id for task_id, episodes in critic.episodes.items() for _ in episodes]
-    new_tasks = [trajectory.episode.task_id for trajectory in trajectories]
-    old_inputs = _inputs(old_states, old_tasks, task_ids, width)
-    new_inputs = _inputs(new_states, new_tasks, task_ids, width)
+def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tensor:
+    """Predict the chance of success at every new decision, (N,), by networks newly fitted on the old ones."""
+    width = max(old.states.shape[1], new.states.shape[1])
+    task_ids = torch.cat([old.task_ids, new.task_ids]).unique()
+    old_inputs = _inputs(old, width, task_ids)
     mean = old_inputs.mean(0)
     std = old_inputs.std(0, unbiased=False) + 1e-3
-    networks = _fit_ensemble(critic, (old_inputs - mean) / std, seed, update_index)
+    new_inputs = (_inputs(new, width, task_ids) - mean) / std
+    networks = _fit_ensemble(old, (old_inputs - mean) / std, seed, update_index)
     with torch.no_grad():
-        inputs = (new_inputs - mean) / std
-        return torch.stack([network(inputs)[:, 0].sigmoid() for network in networks]).mean(0)
+        return torch.stack([network(new_inputs)[:, 0].sigmoid() for network in networks]).mean(0)
 
 
-def _inputs(states: Sequence[Tensor], tasks: Sequence[int], task_ids: Sequence[int], width: int) -> Tensor:
-    """The networks' inputs, (N, width + number of tasks): the states of all episodes, and the one-hot task.
-
-    States are padded with zeros to `width`, because tasks with fewer objects have shorter ones.
-    """
-    rows: list[Tensor] = []
-    for episode_states, task_id in zip(states, tasks, strict=True):
-        padded = F.pad(episode_states, (0, width - episode_states.shape[1]))
-        one_hot = F.one_hot(torch.tensor(task_ids.index(task_id)), len(task_ids)).float()
-        rows.append(torch.cat([padded, one_hot.expand(len(padded), -1)], dim=1))
-    return torch.cat(rows)
+def _inputs(rows: Rows, width: int, task_ids: Tensor) -> Tensor:
+    """The networks' inputs, (N, width + number of tasks): the states, and the one-hot task."""
+    one_hot = (rows.task_ids[:, None] == task_ids).float()
+    return torch.cat([_padded(rows.states, width), one_hot], dim=1)
 
 
-def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
-    """Fit the networks on the remembered states, inputs (N, D) standardised. Newer episodes have larger weights."""
-    remembered = remembered_decisions(critic)
+def _fit_ensemble(rows: Rows, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
+    """Fit the networks on the rows' standardised inputs (N, D)."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
         torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
-        networks = [fit(inputs, remembered.returns, remembered.weights) for _ in range(ENSEMBLE)]
+        networks = [fit(inputs, rows.returns, rows.weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
     return networks
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -13,9 +12,7 @@ from configs.config import TrainConfig
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode
 
-Choice = TypeVar("Choice", bound=Hashable)
-
-# Temperature of the softmax in `preferences`: smaller prefers success rates near 0.5 more strongly.
+# Temperature of the softmax in `task_probabilities`: smaller prefers success rates near 0.5 more strongly.
 PREFERENCE_TEMPERATURE = 0.2
 # This share of the episodes is spread evenly, so that mastered and hopeless tasks are tried again.
 FLOOR = 0.2
@@ -81,18 +78,15 @@ def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> 
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """The probability of each task with --curriculum; None without it, when tasks take turns. success: rate by task."""
+    """The probability of each task with --curriculum; None without it, when tasks take turns. success: rate by task.
+
+    Tasks with a success rate near one half teach most. The probabilities are the softmax of
+    -|success - 0.5| / PREFERENCE_TEMPERATURE, mixed with the uniform distribution by FLOOR.
+    """
     if not config.rollout.curriculum:
         return None
     task_ids = config.task.task_ids
-    return dict(zip(task_ids, preferences(task_ids, success), strict=True))
-
-
-def preferences(choices: Sequence[Choice], success: Mapping[Choice, float]) -> list[float]:
-    """Probabilities that prefer choices with a success rate near one half, which teach most.
-
-    They are the softmax of -|success - 0.5| / PREFERENCE_TEMPERATURE, mixed with the uniform distribution by FLOOR.
-    """
-    distances = np.array([abs(success.get(choice, UNKNOWN) - 0.5) for choice in choices])
+    distances = np.array([abs(success.get(task_id, UNKNOWN) - 0.5) for task_id in task_ids])
     weights = np.exp(-distances / PREFERENCE_TEMPERATURE)
-    return (FLOOR / len(choices) + (1 - FLOOR) * weights / weights.sum()).tolist()
+    probabilities = FLOOR / len(task_ids) + (1 - FLOOR) * weights / weights.sum()
+    return dict(zip(task_ids, probabilities.tolist(), strict=True))

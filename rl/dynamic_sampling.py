@@ -33,9 +33,8 @@ def collect(
     `episodes` must always begin with the first one. advance: see `play_rollout`.
     """
     if bounds is None:
-        rollout = play_rollout(
-            player, PlaySteps(episodes, n_steps, player.pool.num_slots, ranks), ranks, advance
-        )
+        queue = PlaySteps(episodes, n_steps, player.pool.num_slots, ranks)
+        rollout = play_rollout(player, queue, ranks, advance)
         return rollout, rollout.trajectories
     parts: list[Rollout] = []
     kept: list[Trajectory] = []

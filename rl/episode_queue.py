@@ -6,23 +6,9 @@ import itertools
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from typing import Protocol
 
 from rl.ranks import Ranks
 from rl.trajectory import Episode
-
-
-class EpisodeQueue(Protocol):
-    """What gives out the episodes to play."""
-
-    def next_for(self, slot: int) -> Episode | None:
-        """The next episode to play in a free slot; None if none may start there now."""
-
-    def count(self, episode: Episode, env_steps: int) -> None:
-        """Learn how many env steps an episode has played so far."""
-
-    def keeps(self, episode: Episode) -> bool:
-        """Whether an episode that was played belongs to the rollout; asked at the end."""
 
 
 class PlayAll:
@@ -57,6 +43,7 @@ class PlayAll:
         """Lengths do not matter here."""
 
     def keeps(self, episode: Episode) -> bool:
+        """All episodes are kept."""
         return True
 
 
@@ -106,3 +93,6 @@ class PlaySteps:
         """Whether an episode's group belongs to the rollout, by the lengths that are known now."""
         num_decisive = max(0, self._episodes_before_group[episode.group] - self._num_envs + 1)
         return sum(itertools.islice(self._lengths.values(), num_decisive)) < self._n_steps
+
+
+EpisodeQueue = PlayAll | PlaySteps  # what gives out the episodes to play

@@ -39,17 +39,11 @@ def start_ranks() -> None:
 def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command and wait for them. Returns the first exit code that is not 0, else 0.
 
-    Each process gets its rank in the environment. Stop signals are passed on to all. When one fails, the others
-    get GRACE_S seconds to end, then SIGTERM, and after another GRACE_S SIGKILL.
+    Each process gets its rank in the environment. Stop signals are passed on to all. When one fails, the others get
+    GRACE_S seconds to end; they notice by themselves, unless they hang.
     """
     processes: list[subprocess.Popen] = []
-
-    def send_to_all(signal_number: int, frame: object = None) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal_number)
-
-    handle_stop_signals(send_to_all)
+    handle_stop_signals(lambda signal_number, _: _send_to_all(processes, signal_number))
     environment = _environment(size)
     libc = ctypes.CDLL(None)
     for rank in range(size):
@@ -62,14 +56,29 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         )
         processes.append(process)
 
-    failures = _failures(processes)
-    while not failures and any(process.returncode is None for process in processes):
+    failures: list[int] = []
+    deadline = 0.0
+    while any(process.poll() is None for process in processes):
+        if not failures:
+            failures = _exit_codes_of_failures(processes)
+            deadline = time.monotonic() + GRACE_S
+        elif time.monotonic() > deadline:
+            _send_to_all(processes, signal.SIGKILL)
         time.sleep(0.1)
-        failures = _failures(processes)
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        _wait_for_all(processes)
-        send_to_all(signal_number)
+    failures = failures or _exit_codes_of_failures(processes)
     return failures[0] if failures else 0
+
+
+def _send_to_all(processes: Sequence[subprocess.Popen], signal_number: int) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal_number)
+
+
+def _exit_codes_of_failures(processes: Sequence[subprocess.Popen]) -> list[int]:
+    """The exit codes that are not 0, as a shell counts them: 128 + the signal that ended a process."""
+    codes = [process.poll() for process in processes]
+    return [code if code > 0 else 128 - code for code in codes if code]
 
 
 def _environment(size: int) -> dict[str, str]:
@@ -84,16 +93,3 @@ def _environment(size: int) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }
-
-
-def _failures(processes: Sequence[subprocess.Popen]) -> list[int]:
-    """Exit codes of the processes that have failed, as a shell counts them: 128 + the signal that ended one."""
-    codes = [process.poll() for process in processes]
-    return [code if code > 0 else 128 - code for code in codes if code]
-
-
-def _wait_for_all(processes: Sequence[subprocess.Popen]) -> None:
-    """Wait until all processes have ended, for at most GRACE_S seconds."""
-    deadline = time.monotonic() + GRACE_S
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -81,16 +81,18 @@ class Ranks:
         """Rank 0's value, on every rank. What the other ranks pass is ignored, and may be of another type."""
         return self.gather(value)[0]
 
-    def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute something for the rows 0 .. count - 1, a part of them on each rank. Every rank gets the whole result.
+    def rows_of_rank(self, count: int) -> Tensor:
+        """Which of the rows 0 .. count - 1 this rank computes where the work is divided.
 
-        compute: row numbers (n,) -> their results (n, ...) on the CPU. All ranks get the same bits. The last ranks
-        repeat some rows, so that all ranks compute equally many.
+        Each rank computes equally many: the last ranks repeat some rows.
         """
         rows_per_rank = -(-count // self.size)
         first_row = self.rank * rows_per_rank
-        rows = torch.arange(first_row, first_row + rows_per_rank) % count
-        return torch.cat(self.gather(compute(rows)))[:count]
+        return torch.arange(first_row, first_row + rows_per_rank) % count
+
+    def join_rows(self, results: Tensor, count: int) -> Tensor:
+        """What all ranks have computed for their `rows_of_rank`, (n, ...) on the CPU: (count, ...) on every rank."""
+        return torch.cat(self.gather(results))[:count]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks.

@@ -32,12 +32,11 @@ from rl.optimizer import (
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
-from rl.selfcheck import check_first_ratios
 from rl.teacher import TeacherMode
 from rl.trajectory import Batch
 from rl.update_metrics import (
-    check_skipped_steps,
-    check_steps_taken,
+    check_diverged,
+    check_first_ratios,
     mean_statistics,
     merge,
     step_metrics,
@@ -111,11 +110,10 @@ def update(
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
         rows_of_epoch = draw(batch, len(active), generator)
         minibatches = draw_minibatches(rows_of_epoch, active, settings.batch_size, generator)
-        run_epoch(learner, minibatches, loss, settings.max_grad_norm, progress, on_decisions)
-        check_skipped_steps(progress.gradient_norms, update_index)
+        norms = run_epoch(learner, minibatches, loss, settings.max_grad_norm, progress, on_decisions)
+        check_diverged(norms, update_index)
 
     learner.ranks.check_same_parameters(optimizer.param_groups[0]["params"])
-    check_steps_taken(progress.gradient_norms, update_index)
     metrics = progress.first_ratios | mean_statistics(progress.sums)
     metrics |= step_metrics(progress.gradient_norms, settings.max_grad_norm)
     metrics["train/lr"] = optimizer.param_groups[0]["lr"]
@@ -162,8 +160,8 @@ def run_epoch(
     max_grad_norm: float,
     progress: Progress,
     on_decisions: Callable[[int], None],
-) -> None:
-    """Take an optimizer step on each minibatch that has active rows, and update `progress`.
+) -> list[float]:
+    """Take an optimizer step on each minibatch that has active rows, update `progress`, and return the gradient norms.
 
     minibatches: see `draw_minibatches`.
     """
@@ -189,10 +187,11 @@ def run_epoch(
         norms.append(optimizer_step(optimizer, max_grad_norm))
         optimizer.zero_grad(set_to_none=True)
         statistics += minibatch_statistics
-    progress.sums = merge(
-        [progress.sums, sum_statistics(statistics, ranks)]
-    )  # here the CPU waits for the GPU
-    progress.gradient_norms += torch.stack(norms).tolist() if norms else []
+    sums = sum_statistics(statistics, ranks)  # here the CPU waits for the GPU
+    progress.sums = merge([progress.sums, sums])
+    norms_of_epoch = torch.stack(norms).tolist() if norms else []
+    progress.gradient_norms += norms_of_epoch
+    return norms_of_epoch
 
 
 def part_of_loss(loss: Loss, minibatch: Batch, size: int, rows: slice) -> tuple[Tensor, Statistics]:
@@ -223,40 +222,34 @@ def rows_that_learn(batch: Batch, phase: PhaseState, config: LossConfig) -> Tens
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
     """Add to the batch what its loss needs of the teacher, tokens or log-probs, and earlier rollouts of the warmup."""
+    micro_batch_size = int(config.update.micro_batch_size)
     if phase.needs_teacher_labels:
-        return remember(learner.lessons, replace(batch, tokens=teacher_tokens(learner, batch, config)))
+        tokens = ask_teacher(learner, batch, micro_batch_size)
+        return remember(learner.lessons, replace(batch, tokens=tokens))
     learner.lessons.clear()
     if config.loss.kl_coef > 0 and not phase.distils:
-        batch = replace(batch, teacher_logprobs=teacher_logprobs(learner, batch, config))
+        logprobs = ask_teacher(learner, batch, micro_batch_size, config.rollout.temperature)
+        batch = replace(batch, teacher_logprobs=logprobs)
     return batch
 
 
-def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
-    """The tokens that the teacher chooses for the batch's observations, (N, A). Each rank computes a part."""
-
-    def tokens_of(rows: Tensor) -> Tensor:
-        parts = batch[rows].split(int(config.update.micro_batch_size))
-        acted = [
-            learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
-            for part in parts
-        ]
-        return torch.cat([part.tokens for part in acted])
-
-    return learner.ranks.divide(len(batch), tokens_of)
-
-
 @torch.no_grad()
-def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
-    """The teacher's log-probs at the sampling temperature, (N, A, V) on the CPU. Each rank computes a part."""
+def ask_teacher(
+    learner: Learner, batch: Batch, micro_batch_size: int, temperature: float | None = None
+) -> Tensor:
+    """What the teacher makes of the batch's observations. Each rank asks it for a part of the rows.
 
-    def logprobs_of(rows: Tensor) -> Tensor:
-        logprobs: list[Tensor] = []
-        for part in batch[rows].split(int(config.update.micro_batch_size)):
+    temperature: at which its log-probs are wanted, (N, A, V) on the CPU; None: the tokens that it chooses, (N, A).
+    """
+    answers: list[Tensor] = []
+    for part in batch[learner.ranks.rows_of_rank(len(batch))].split(micro_batch_size):
+        if temperature is None:
+            acted = learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
+            answers.append(acted.tokens)
+        else:
             logits = learner.policy.teacher_logits(part.observations, part.kept)
-            logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
-        return torch.cat(logprobs)
-
-    return learner.ranks.divide(len(batch), logprobs_of)
+            answers.append(F.log_softmax(logits / temperature, dim=-1).cpu())
+    return learner.ranks.join_rows(torch.cat(answers), len(batch))
 
 
 def draw_minibatches(

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from rl.advantages import explained_variance
-from rl.critic import FORGET_AFTER, Critic, predict_success, regression_slope, rollout_values
+from rl.critic import (
+    FORGET_AFTER,
+    Critic,
+    predict_success,
+    regression_slope,
+    remembered_rows,
+    rollout_values,
+    rows_of,
+)
 from rl.trajectory import Trajectory, flatten
 from tests.fakes import ACTION_DIM, observation, trajectory
 
@@ -42,7 +50,7 @@ def played_by_chance(count: int, seed: int, task_id: int = 0, success_rate: floa
 
 
 def predictions_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor:
-    return predict_success(critic, trajectories, seed, update_index=1)
+    return predict_success(remembered_rows(critic), rows_of(trajectories), seed, update_index=1)
 
 
 @pytest.fixture
@@ -85,7 +93,7 @@ def test_values_are_near_the_tasks_mean_where_states_say_nothing():
             new = played_by_chance(25, 10 * seed + update_index)
             batch = flatten(new, ACTION_DIM)
             if update_index > 0:
-                predictions = predict_success(critic, new, seed, update_index)
+                predictions = predict_success(remembered_rows(critic), rows_of(new), seed, update_index)
                 of_predictions.append(explained_variance(predictions, batch, new))
             values = rollout_values(critic, new, seed, update_index)
             if values is not None:

@@ -70,7 +70,7 @@ def test_product_and_gradients_are_those_of_the_widened_weights(name, dtype):
 
 @formats
 def test_the_network_stays_close_and_a_small_step_arrives(name, monkeypatch):
-    """A step of the size that `rl.selfcheck` takes; half the difference between it and its opposite.
+    """A step of the size that `probes` takes; half the difference between it and its opposite.
 
     There are so many observations that rounding averages out. torch's own product of fp8 matrices would take minutes
     on a CPU; in float32 the products are as exact.

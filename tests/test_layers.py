@@ -16,7 +16,7 @@ FLOORS = [
     {"command_line"},
     {"envs", "vla"},
     {"configs"},
-    {"rl"},
+    {"rl", "probes"},
     {"experiment"},
     {"preflight"},
     {"train_grpo", "eval"},

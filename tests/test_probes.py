@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from contracts import BadInput, SelfCheckError
-from rl.selfcheck import (
+from probes import (
     attention_probe,
     check_learning,
     check_logits_path,

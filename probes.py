@@ -1,20 +1,19 @@
-"""Checks of a policy for faults that raise no error by themselves but make the results wrong.
+"""Checks of a policy, before a run, for faults that raise no error by themselves but make the results wrong.
 
-Most run before training, `check_first_ratios` in every update. A check returns a sentence about what it measured, or
-raises: BadInput for what the user can repair, SelfCheckError where the program contradicts itself.
+A check returns a sentence about what it measured, or raises: BadInput for what the user can repair, SelfCheckError
+where the program contradicts itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from rl.randomness import torch_generator
 from vla.model import OpenVLAOFT
 from vla.policy import Policy
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
@@ -29,9 +28,6 @@ CHECKED_BATCH = 2
 # Limits of |log-prob when sampling - log-prob when learning| of a token. On a GPU the two use different kernels, which
 # round differently.
 LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
-# Limits of the mean |ratio - 1| before any optimizer step, of chunks and of tokens. In a chunk the errors of its
-# 56 tokens cancel; in bfloat16 those of chunks were at most 0.013.
-FIRST_RATIO_LIMITS = {"chunk": 0.05, "token": 0.3}
 # The gain, in nats, that the gradient predicts for a trial step: small, but larger than bfloat16's noise.
 PROMISED_GAIN = 0.2
 ADAM_EPS = 1e-8  # torch's default
@@ -129,7 +125,7 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
 def check_logits_path(policy: Policy, observation: Observation, temperature: float) -> str:
     """Check that an update computes the same log-probs for sampled tokens as sampling did. Raises SelfCheckError."""
     observations = [observation] * CHECKED_BATCH
-    generators = [torch_generator(seed, "self-check") for seed in range(CHECKED_BATCH)]
+    generators = [torch.Generator().manual_seed(seed) for seed in range(CHECKED_BATCH)]
     acted = policy.act(observations, "sample", temperature, generators)
     logits = policy.chunk_logits(observations, acted.kept)  # with gradient, as in an update
     recomputed = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
@@ -141,28 +137,6 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
             f"(limit {limit}); see whether --compile off or --frozen-weights float32 changes it"
         )
     return f"sampled and recomputed log-probs differ by at most {difference:.1e}"
-
-
-def check_first_ratios(statistics: Mapping[str, float]) -> dict[str, float]:
-    """Check the mean |ratio - 1| of an update's first minibatch, of chunks and of tokens. Raises SelfCheckError.
-
-    No optimizer step was taken since the rollout, so the policy is the one that acted, and every ratio should be 1.
-    Returns the metrics train/first_ratio_error and train/first_token_ratio_error; none in the warmup, which has no
-    ratios.
-    """
-    if "chunk_ratio_error" not in statistics:
-        return {}
-    metrics: dict[str, float] = {}
-    for level, metric in (("chunk", "first_ratio_error"), ("token", "first_token_ratio_error")):
-        error = statistics[f"{level}_ratio_error"] / statistics["decisions"]
-        limit = FIRST_RATIO_LIMITS[level]
-        if not error <= limit:  # also for NaN
-            raise SelfCheckError(
-                f"first minibatch: mean |{level} ratio - 1| = {error:.4f} before any optimizer step (limit {limit}): "
-                "the update does not see the policy that acted (its weights, temperature, preprocessing and precision)"
-            )
-        metrics[f"train/{metric}"] = error
-    return metrics
 
 
 def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
@@ -204,29 +178,19 @@ def _gain_of_trial_step(policy: Policy, observations: Sequence[Observation]) -> 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     slope = sum((gradient.square() / (gradient.abs() + ADAM_EPS)).sum().item() for gradient in gradients)
     lr = PROMISED_GAIN / slope if slope > 0 else 0.0
-    ahead = _logprob_after_step(policy, observations, tokens, parameters, lr)
-    for gradient in gradients:
-        gradient.neg_()
-    back = _logprob_after_step(policy, observations, tokens, parameters, lr)
+    values_before = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
+    logprobs: list[float] = []  # after a step along the gradient, and after one against it
+    for _ in range(2):
+        # The optimizer with its moments is gone before the forward pass needs memory.
+        policy.make_optimizer(lr, weight_decay=0.0).step()
+        logits = policy.chunk_logits(observations)
+        logprobs.append(policy.token_logprobs(logits, tokens, 1.0).mean().item())
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values_before, strict=True):
+                parameter.copy_(value)
+        for gradient in gradients:
+            gradient.neg_()
     for parameter in parameters:
         parameter.grad = None
+    ahead, back = logprobs
     return (ahead - back) / 2
-
-
-def _logprob_after_step(
-    policy: Policy,
-    observations: Sequence[Observation],
-    tokens: Tensor,
-    parameters: Sequence[nn.Parameter],
-    lr: float,
-) -> float:
-    """The tokens' mean log-prob after an optimizer step, which is then undone."""
-    values_before = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
-    optimizer = policy.make_optimizer(lr, weight_decay=0.0)
-    optimizer.step()
-    del optimizer  # free its moments before the forward pass needs memory
-    logprob = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()
-    with torch.no_grad():
-        for parameter, value in zip(parameters, values_before, strict=True):
-            parameter.copy_(value)
-    return logprob
