@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from hypothesis import settings
 
 from command_line import STOP_SIGNALS
+from contracts import Observation
 from rl import launcher
-from tests.small_checkpoint import make_small_checkpoint
+from tests.small_checkpoint import SUITE, make_small_checkpoint
+from vla.dataset_statistics import load_statistics
+from vla.preprocessing import synthetic_observations
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
 torch.set_num_threads(1)
@@ -34,6 +38,14 @@ def small_one_image(tmp_path_factory) -> Path:
     """A small random checkpoint: one image, no proprio and no L1 head. Nobody may change it."""
     folder = tmp_path_factory.mktemp("small_one_image") / "checkpoint"
     return make_small_checkpoint(folder, num_images=1, proprio=False)
+
+
+@pytest.fixture(scope="session")
+def observations(small) -> list[Observation]:
+    """Three for the small checkpoint. Their instructions have different lengths, so that the batch is padded."""
+    instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
+    plain = synthetic_observations(2, load_statistics(small)[f"{SUITE}_no_noops"].proprio, count=3)
+    return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
 
 
 @pytest.fixture

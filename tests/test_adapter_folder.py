@@ -9,14 +9,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
-from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
-from vla.adapter_folder import (
-    base_of_adapter,
-    copy_into_network,
-    read_adapter,
-    write_adapter,
+from tests.small_checkpoint import (
+    load_policy,
+    load_small_network,
+    network_inputs,
+    train_a_little,
+    train_network_a_little,
 )
-from vla.adapters import add_lora
+from vla.adapter_folder import base_of_adapter, copy_into_network, read_adapter
 from vla.model import ACTION_ROWS
 
 # Fields that peft 0.11.1 has, too. openvla-oft pins that version, which raises a TypeError for others.
@@ -31,39 +31,31 @@ FIELDS_OF_CONFIG = {
 }
 
 
-def adapted_network(folder: Path, rank: int = 4, alpha: int = 4):
-    network = load_small_network(folder)
-    network.adapters = add_lora(network, rank, alpha, torch.float32)
-    return network
-
-
 def change_config(adapter_folder: Path, **changes) -> None:
     path = adapter_folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# Networks
-
-
-def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path):
-    network = adapted_network(small_one_image, rank=4, alpha=8)
-    train_network_a_little(network)
-    write_adapter(tmp_path, network, small_one_image, str(small_one_image), {})
+@pytest.mark.parametrize("trained_blocks", [None, 2])
+def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path, trained_blocks):
+    policy = load_policy(small_one_image, lora_alpha=8, trained_blocks=trained_blocks)
+    train_a_little(policy)
+    policy.save_adapter(tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text()).keys() == FIELDS_OF_CONFIG
     base = load_small_network(small_one_image)
     by_peft = PeftModel.from_pretrained(base, str(tmp_path))
     inputs = network_inputs()
     with torch.no_grad():
-        logits, hidden = network(*inputs)
+        logits, hidden = policy.network(*inputs)
         torch.testing.assert_close(by_peft(*inputs)[1], hidden)
         torch.testing.assert_close(base.language_model.lm_head(hidden).float()[..., ACTION_ROWS], logits)
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(8, 8), (4, 16)])
 def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, rank, alpha):
-    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", {})
+    load_policy(small_one_image).save_adapter(tmp_path)
     with pytest.raises(BadInput, match=str(tmp_path)):
-        copy_into_network(read_adapter(tmp_path), adapted_network(small_one_image, rank, alpha))
+        load_policy(small_one_image, lora_rank=rank, lora_alpha=alpha).load_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
     ],
 )
 def test_adapter_of_another_kind_is_refused(small_one_image, tmp_path, changes):
-    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", {})
+    load_policy(small_one_image).save_adapter(tmp_path)
     change_config(tmp_path, **changes)
     with pytest.raises(BadInput, match=str(tmp_path)):
         read_adapter(tmp_path)
@@ -91,7 +83,7 @@ def test_adapter_of_another_kind_is_refused(small_one_image, tmp_path, changes):
     ],
 )
 def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, has_adapter):
-    network = adapted_network(small_one_image)
+    network = load_policy(small_one_image).network
     names = [name.removesuffix(".lora_A") for name in network.adapters.named_matrices() if name.endswith("A")]
     config = LoraConfig(r=4, lora_alpha=4, target_modules=[name for name in names if has_adapter(name)])
     by_peft = get_peft_model(load_small_network(small_one_image), config)
@@ -107,9 +99,6 @@ def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, h
         expected = by_peft(*network_inputs())[1]
     # peft adds the adapter's output to a rounded one, and processors round differently.
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-# Policies
 
 
 @pytest.fixture

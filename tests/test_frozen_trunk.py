@@ -6,36 +6,20 @@ from functools import partial
 
 import pytest
 import torch
-from peft import PeftModel
 
 from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, UpdateConfig
-from contracts import BadInput, Observation
+from contracts import BadInput
 from rl.behaviour import Behaviour, decide
 from rl.phases import phase_at
 from rl.trajectory import Episode, Trajectory, flatten
 from rl.update import make_learner, update
-from tests.small_checkpoint import (
-    load_policy,
-    load_small_network,
-    network_inputs,
-    train_a_little,
-)
+from tests.small_checkpoint import load_policy, train_a_little
 from vla.adapter_folder import read_adapter
 from vla.merge import merge
-from vla.model import ACTION_ROWS
-from vla.preprocessing import synthetic_observations
 
 NUM_BLOCKS = 3  # of the small checkpoint's language model
 blocks = pytest.mark.parametrize("trained_blocks", [1, 2, NUM_BLOCKS])
-
-
-@pytest.fixture(scope="module")
-def observations(small) -> list[Observation]:
-    """Instructions of different lengths, so that the batch is padded."""
-    instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
-    plain = synthetic_observations(2, load_policy(small).statistics.proprio, count=3)
-    return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
 
 
 def trained_policy(folder, trained_blocks, **options):
@@ -102,19 +86,14 @@ def test_gradients_are_those_of_the_whole_network_without_the_lower_adapters(
 
 def test_what_learns_is_in_the_last_blocks_and_the_token_head(small):
     policy = load_policy(small, trained_blocks=2)
-    maps = {
-        name.removesuffix(".lora_A").removesuffix(".lora_B")
-        for name in policy.network.adapters.named_matrices()
-    }
-    assert len(maps) == 2 * 7 + 1
-    assert {".".join(name.split(".")[:4]) for name in maps} == {
+    trainable = dict(policy.named_trainable_parameters())
+    assert all(".lora_" in name for name in trainable)  # the proprio projector is below the trunk's end
+    assert {".".join(name.split(".")[:4]) for name in trainable} == {
         "language_model.model.layers.1",
         "language_model.model.layers.2",
-        "language_model.lm_head",
+        "language_model.lm_head.lora_A",
+        "language_model.lm_head.lora_B",
     }
-    trainable = [name for name, p in policy.network.named_parameters() if p.requires_grad]
-    assert [name for name, _ in policy.named_trainable_parameters()] == trainable
-    assert all(".lora_" in name for name in trainable)  # the proprio projector is below the trunk's end
 
 
 def test_compiled_blocks_and_recomputed_ones_change_nothing(small, observations, monkeypatch):
@@ -138,20 +117,15 @@ def test_compiled_blocks_and_recomputed_ones_change_nothing(small, observations,
 
 
 @pytest.mark.parametrize("frozen_weights", ["bf16", "int8"])
-def test_states_are_kept_in_the_dtype_in_which_they_are_computed(small, observations, frozen_weights):
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_states_are_kept_as_they_are_computed_or_computed_again(
+    small, observations, frozen_weights, are_kept
+):
     policy = trained_policy(small, 1, frozen_weights=frozen_weights)
+    policy.kept_on = policy.device if are_kept else None
     acted = policy.act(observations)
     dtype = torch.bfloat16 if frozen_weights == "bf16" else torch.float32
-    assert {row.dtype for row in acted.kept} == {dtype}
-    logits = policy.chunk_logits(observations, acted.kept)
-    assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.0).detach(), acted.logprobs)
-
-
-def test_states_that_are_not_kept_are_computed_again(small, observations):
-    policy = trained_policy(small, 1)
-    policy.kept_on = None
-    acted = policy.act(observations)
-    assert list(acted.kept) == [None] * 3
+    assert {None if row is None else row.dtype for row in acted.kept} == {dtype if are_kept else None}
     logits = policy.chunk_logits(observations, acted.kept)
     assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.0).detach(), acted.logprobs)
 
@@ -239,12 +213,14 @@ def test_another_network_as_teacher_computes_its_own_states(small, observations)
     assert torch.equal(policy.teacher_logits(observations, kept), teacher.chunk_logits(observations))
 
 
-def test_an_adapter_below_the_trunks_end_teaches_as_another_network_only(small, tmp_path):
+def test_an_adapter_below_the_trunks_end_neither_teaches_nor_fits_above_it(small, tmp_path):
     for trained_blocks, folder in ((None, tmp_path / "all"), (1, tmp_path / "last")):
         trained_policy(small, trained_blocks).save_adapter(folder)
     policy = load_policy(small, trained_blocks=2)
     assert not policy.use_teacher_adapter(str(tmp_path / "all"))
     assert policy.use_teacher_adapter(str(tmp_path / "last"))
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        policy.load_adapter(tmp_path / "all")
 
 
 # Files
@@ -261,24 +237,6 @@ def test_a_saved_adapter_keeps_its_number_of_blocks(small, observations, tmp_pat
     whole = load_policy(small)
     whole.load_adapter(tmp_path)
     torch.testing.assert_close(whole.chunk_logits(observations), policy.chunk_logits(observations))
-
-
-def test_an_adapter_of_all_parts_does_not_fit_above_a_frozen_trunk(small, tmp_path):
-    trained_policy(small, None).save_adapter(tmp_path)
-    with pytest.raises(BadInput, match=str(tmp_path)):
-        load_policy(small, trained_blocks=2).load_adapter(tmp_path)
-
-
-def test_peft_reads_the_adapter(small_one_image, tmp_path):
-    policy = trained_policy(small_one_image, 2)
-    policy.save_adapter(tmp_path)
-    base = load_small_network(small_one_image)
-    by_peft = PeftModel.from_pretrained(base, str(tmp_path))
-    inputs = network_inputs()
-    with torch.no_grad():
-        logits, hidden = policy.network(*inputs)
-        torch.testing.assert_close(by_peft(*inputs)[1], hidden)
-        torch.testing.assert_close(base.language_model.lm_head(hidden).float()[..., ACTION_ROWS], logits)
 
 
 def test_the_adapter_is_merged_into_its_base(small, observations, tmp_path):

@@ -21,18 +21,17 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tests.small_checkpoint import load_small_network, network_inputs, train_network_a_little
 from vla.adapters import add_lora
 from vla.checkpoint import inspect_checkpoint
-from vla.dataset_statistics import unnormalise
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
 from vla.network_io import file_key, load_action_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
-from vla.tokens import PAD_ID, decode
+from vla.tokens import PAD_ID
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_ACTION_TOKENS = 56
-LOGITS, HIDDEN, VISION, PROJECTOR, LOGPROBS = 2e-4, 8e-5, 2e-5, 3e-5, 8e-5
+LOGITS = 2e-4
+HIDDEN = 8e-5
 EVALUATION_CASES = ["a_1img", "b_2img_proprio", "c_batch_1img", "d_batch_2img_proprio"]
 TRAINING_CASES = ["e_train_1img", "f_train_2img_proprio"]
-PADDED_CASES = ["c_batch_1img", "d_batch_2img_proprio"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,70 +130,11 @@ def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
     _assert_close(logits.gather(-1, torch.from_numpy(case["top5_ids"])), case["top5_values"], LOGITS)
 
 
-@pytest.mark.parametrize("name", EVALUATION_CASES[:2])
-def test_every_stage_is_the_references(name, networks):
-    case = Case(name)
-    network = networks[case.uses_proprio]
-    images, _, _, proprio = case.inputs
-    with torch.no_grad():
-        features = network.vision_backbone(images, lambda block, tokens: block(tokens))
-        embeddings, lengths = network.embed(*case.inputs)
-    _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
-    with torch.no_grad():
-        _assert_close(network.projector(features), case["projector_output"], PROJECTOR)
-    _assert_close(embeddings[:, int(case["num_patches"]) :], case["mm_embeds_tail"], PROJECTOR)
-    assert embeddings.double().sum() == pytest.approx(float(case["mm_embeds_sum"]), abs=1e-2)
-    assert lengths is None
-    assert network.output_positions(embeddings, lengths)[:, 0].tolist() == [case["slice_start_stop"][0]]
-    if proprio is not None:
-        _assert_close(embeddings[:, int(case["num_patches"])], case["proprio_token"], PROJECTOR)
-
-
-@pytest.mark.parametrize("name", PADDED_CASES + TRAINING_CASES)
-def test_padding_mask_and_output_positions_are_the_references(name, networks):
-    case = Case(name)
-    network = networks[case.uses_proprio]
-    with torch.no_grad():
-        embeddings, lengths = network.embed(*case.inputs)
-    golden = case["mm_attention_mask"].astype(bool)
-    longest = embeddings.shape[1]
-    assert np.array_equal(torch.arange(longest) < lengths[:, None], golden[:, :longest])
-    assert not golden[:, longest:].any()  # the reference pads two further
-    if "slice_starts" in case.arrays:
-        assert np.array_equal(network.output_positions(embeddings, lengths)[:, 0], case["slice_starts"])
-
-
-@pytest.mark.parametrize("name", PADDED_CASES)
-def test_log_probabilities_and_entropy_at_temperature_are_the_references(name, networks):
-    case = Case(name)
-    with torch.no_grad():
-        logits, _ = networks[case.uses_proprio](*case.inputs)
-    logprobs = (logits / float(case["temperature"])).log_softmax(-1)
-    for tokens, golden in (("responses", "logp_greedy"), ("random_responses", "logp_random")):
-        columns = torch.from_numpy(case[tokens] - 31744)[..., None]
-        _assert_close(logprobs.gather(-1, columns)[..., 0], case[golden], LOGPROBS)
-    _assert_close(-(logprobs.exp() * logprobs).sum(-1), case["entropy"], LOGPROBS)
-
-
 def test_l1_head_is_the_references(case_and_outputs, action_head):
     case, _, _, hidden = case_and_outputs
     golden = case["predicted_actions_l1" if "labels" in case.arrays else "normalized_actions_l1"]
     with torch.no_grad():
         _assert_close(action_head(hidden), golden.reshape(-1, 8, 7), LOGITS)
-
-
-@pytest.mark.parametrize("name", EVALUATION_CASES[:2])
-def test_discrete_and_l1_actions_are_the_references(name, networks, action_head):
-    case = Case(name)
-    statistics = inspect_checkpoint(GOLDEN / "checkpoint").statistics[str(case["unnorm_key"])].action
-    network = networks[case.uses_proprio]
-    with torch.no_grad():
-        _, hidden = network(*case.inputs)
-        tokens = network.language_model.lm_head(hidden).float().argmax(-1).numpy()
-        chunk = action_head(hidden)[0].numpy()
-    discrete = unnormalise(decode(tokens).reshape(8, 7), statistics)
-    assert np.array_equal(discrete, case["actions_discrete"])
-    _assert_close(unnormalise(chunk, statistics), case["actions_l1"], LOGITS)
 
 
 def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:

@@ -24,16 +24,6 @@ def policy(small):
     return load_policy(small)
 
 
-@pytest.fixture(scope="module")
-def observations(small) -> list[Observation]:
-    """Instructions of different lengths, so that the batch is padded."""
-    short = "turn on the stove"
-    long = "pick up the black bowl between the plate and the ramekin and place it on the plate"
-    plain = synthetic_observations(2, load_policy(small).statistics.proprio, count=4)
-    instructions = (short, long, short, "open the drawer")
-    return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
-
-
 # Acting
 
 
@@ -61,6 +51,9 @@ def test_decisions_are_the_references_from_observations_to_actions(name, tmp_pat
     if "responses" in case:
         np.testing.assert_array_equal(acted.actions, to_env(case["actions"]))
         np.testing.assert_allclose(acted.logprobs, case["logp_greedy"], rtol=0, atol=8e-5)
+        tokens = torch.from_numpy(case["random_responses"])
+        logprobs = policy.token_logprobs(torch.from_numpy(logits), tokens, float(case["temperature"]))
+        np.testing.assert_allclose(logprobs, case["logp_random"], rtol=0, atol=8e-5)
     chunk = case["normalized_actions_l1"].reshape(count, 56)
     rounded = decode(policy.act(observations, "l1").tokens)
     half_a_bin = 1 / 255
@@ -74,7 +67,7 @@ def _generators(count: int):
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
 @pytest.mark.parametrize("mode", ["greedy", "median", "sample", "l1"])
 def test_learning_reproduces_the_log_probabilities_of_acting(policy, observations, mode, temperature):
-    acted = policy.act(observations, mode, temperature, _generators(4))
+    acted = policy.act(observations, mode, temperature, _generators(3))
     again = policy.token_logprobs(policy.chunk_logits(observations), acted.tokens, temperature)
     assert torch.equal(again.detach(), acted.logprobs)
 
