@@ -48,10 +48,6 @@ def folder(small, tmp_path):
     return shutil.copytree(small, tmp_path / "checkpoint")
 
 
-def edit_json(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
     """Replace or add tensors of a folder; None removes one."""
     tensors = load_file(folder / "model.safetensors") | changes
@@ -118,8 +114,6 @@ def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):
     assert (llama.num_attention_heads, llama.num_key_value_heads, llama.vocab_size) == (32, 32, 32064)
     assert llama.rms_norm_eps == 1e-6
     assert llama.rope_parameters["rope_theta"] == 10000.0
-    assert not llama.tie_word_embeddings
-    assert config.image_sizes == (224, 224)
     assert (config.num_images, config.chunk_length) == (None, 8)
 
 
@@ -171,7 +165,7 @@ def test_a_single_file_of_weights_comes_before_shards_as_in_transformers(folder)
     }
 
 
-# Folders that cannot be used: one line names the file, and the tensor if there is one
+# Folders that cannot be used: one line names the file or the tensor
 
 KEY = "language_model.model.layers.1.mlp.up_proj.weight"  # (24, 16)
 
@@ -183,34 +177,25 @@ def without_the_second_shard(folder: Path) -> None:
     sorted(folder.glob("*.safetensors"))[1].unlink()
 
 
-def with_a_wrong_shape(folder: Path) -> None:
-    edit_weights(folder, **{KEY: torch.zeros(24, 17)})
-
-
-def with_a_value_head(folder: Path) -> None:
-    edit_weights(folder, **{"value_head.weight": torch.zeros(1, 16)})
-
-
-def with_a_projector_in_two_forms(folder: Path) -> None:
-    edit_weights(folder, **{"proprio_projector.fc1.bias": torch.zeros(16)})
-
-
 def with_two_proprio_projectors(folder: Path) -> None:
     shutil.copyfile(folder / PROPRIO, folder / "proprio_projector--1_checkpoint.pt")
 
 
 @pytest.mark.parametrize(
-    ("break_folder", "named"),
+    ("change", "named"),
     [
-        (without_the_second_shard, ["model-00002-of-"]),
-        (with_a_wrong_shape, [KEY, "[24, 16]", "[24, 17]"]),
-        (with_a_value_head, ["value_head.weight"]),
-        (with_a_projector_in_two_forms, [PROPRIO]),
-        (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),
+        (without_the_second_shard, "model-00002-of-"),
+        (with_two_proprio_projectors, PROPRIO),
+        ({KEY: torch.zeros(24, 17)}, KEY),
+        ({KEY: None}, KEY),
+        ({"value_head.weight": torch.zeros(1, 16)}, "value_head.weight"),
+        ({"proprio_projector.fc1.bias": torch.zeros(16)}, PROPRIO),  # and the file
     ],
 )
-def test_unusable_folder_is_explained(folder, break_folder, named):
-    break_folder(folder)
-    with pytest.raises(BadInput) as caught:
+def test_unusable_folder_is_explained(folder, change, named):
+    if isinstance(change, dict):
+        edit_weights(folder, **change)
+    else:
+        change(folder)
+    with pytest.raises(BadInput, match=named):
         load(folder)
-    assert all(part in str(caught.value) for part in [*named, str(folder)])

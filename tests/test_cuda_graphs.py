@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from tests.fakes import is_in_a_graph
-from tests.small_checkpoint import load_policy
+from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
 from vla import cuda_graphs
 from vla.adapters import add_lora
 from vla.cuda_graphs import GraphedNetwork, Recording
+from vla.model import OpenVLAOFT
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft_update import Frames, token_loss, training_step
@@ -24,23 +25,6 @@ class FakeGraph:
         self.run()
 
 
-class ToyNetwork(nn.Module):
-    """One adapted linear map; its input stands for the hidden states."""
-
-    def __init__(self):
-        super().__init__()
-        self.language_model = nn.ModuleDict({"lm_head": nn.Linear(3, 4)})
-        self.vision_backbone = nn.Identity()
-        self.proprio_projector = None
-        self.recomputed_blocks = 0
-        self.adapters = add_lora(self, rank=2, alpha=2, dtype=torch.float32)
-        self.head = self.language_model["lm_head"]
-        self.language_model.lm_head = self.head
-
-    def forward(self, x):
-        return self.head(x), x
-
-
 class UnrecordedNetwork(GraphedNetwork):
     """Its recordings are functions of their input tensors; remembers which it has made."""
 
@@ -50,15 +34,14 @@ class UnrecordedNetwork(GraphedNetwork):
         self.recorded: list[tuple[bool, int]] = []  # (with gradient, batch size)
 
     def _record(self, part, inputs, with_gradient):
-        network = self.network
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         if with_gradient:  # CUDA refuses to record while another graph uses a parameter
-            assert not any(is_in_a_graph(p) for p in network.parameters() if p.requires_grad)
-        run = getattr(network, part)
+            assert not any(map(is_in_a_graph, parameters))
+        run = getattr(self.network, part)
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         with torch.no_grad():
             outputs = run(*recorded_inputs)
         output_gradients = tuple(map(torch.zeros_like, outputs)) if with_gradient else ()
-        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         for parameter in parameters:
             self._gradients.setdefault(parameter, torch.zeros_like(parameter))
 
@@ -70,11 +53,8 @@ class UnrecordedNetwork(GraphedNetwork):
 
         @torch.enable_grad()
         def backward():
-            logits, hidden = run(*recorded_inputs)
-            # The toy's hidden states are its input.
-            outputs = [logits, hidden] if hidden.requires_grad else [logits]
             gradients = torch.autograd.grad(
-                outputs, parameters, output_gradients[: len(outputs)], materialize_grads=True
+                run(*recorded_inputs), parameters, output_gradients, materialize_grads=True
             )
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 self._gradients[parameter].add_(gradient)
@@ -84,8 +64,11 @@ class UnrecordedNetwork(GraphedNetwork):
 
 
 @pytest.fixture
-def network() -> ToyNetwork:
-    return ToyNetwork()
+def network(small_one_image) -> OpenVLAOFT:
+    network = load_small_network(small_one_image)
+    network.adapters = add_lora(network, rank=2, alpha=2, dtype=torch.float32)
+    train_network_a_little(network)
+    return network
 
 
 @pytest.fixture
@@ -100,40 +83,38 @@ def graphed(network, without_gpu) -> UnrecordedNetwork:
     return UnrecordedNetwork(network)
 
 
-def test_a_pass_is_recorded_once_per_shape_and_kind(network, graphed):
-    x = torch.randn(2, 3)
+def inputs(rows: slice) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if x is None else x[rows] for x in network_inputs())
+
+
+ONE = slice(0, 1)
+TWO = slice(0, 2)
+
+
+def test_a_pass_is_recorded_once_per_shape_and_kind_and_its_results_outlive_the_next_one(network, graphed):
     with torch.no_grad():
-        for batch in (x, x, x[:1]):
-            torch.testing.assert_close(graphed.run("forward", batch)[0], network(batch)[0])
-    graphed.run("forward", x)
-    graphed.run("forward", x)
+        results = [(rows, graphed.run("forward", *inputs(rows))) for rows in (TWO, TWO, ONE, slice(1, 2))]
+        for rows, result in results:
+            torch.testing.assert_close(result, network(*inputs(rows)))
+    graphed.run("forward", *inputs(TWO))
+    graphed.run("forward", *inputs(TWO))
     assert graphed.recorded == [(False, 2), (False, 1), (True, 2)]
-
-
-def test_results_outlive_the_next_replay(graphed):
-    with torch.no_grad():
-        first = graphed.run("forward", torch.ones(2, 3))[0]
-        copy = first.clone()
-        graphed.run("forward", torch.zeros(2, 3))
-    assert torch.equal(first, copy)
 
 
 @pytest.mark.parametrize("start", [None, 1.0])  # no gradient yet, or what another pass has left
 def test_gradients_of_several_micro_batches_add_up_to_the_plain_ones(network, graphed, start):
-    x = torch.randn(4, 3)
-    weighting = torch.randn(4, 4)
-    lora_B = network.head.lora_B
-    plain = torch.autograd.grad((network(x)[0] * weighting).sum(), lora_B)[0]
+    lora_B = network.language_model.lm_head.lora_B
+    (plain,) = torch.autograd.grad(network(*inputs(TWO))[0].logsumexp(-1).sum(), lora_B)
     if start is not None:
         lora_B.grad = torch.full_like(lora_B, start)
-    for rows in (slice(0, 2), slice(2, 4)):
-        (graphed.run("forward", x[rows])[0] * weighting[rows]).sum().backward()
+    for rows in (ONE, slice(1, 2)):
+        graphed.run("forward", *inputs(rows))[0].logsumexp(-1).sum().backward()
     torch.testing.assert_close(lora_B.grad, plain + (start or 0.0))
 
 
 def test_a_backward_pass_after_another_replay_is_refused(graphed):
-    logits, _ = graphed.run("forward", torch.randn(2, 3))
-    graphed.run("forward", torch.randn(2, 3))
+    logits, _ = graphed.run("forward", *inputs(TWO))
+    graphed.run("forward", *inputs(TWO))
     with pytest.raises(RuntimeError, match="call backward first"):
         logits.sum().backward()
 
@@ -147,18 +128,17 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, 
         return record(part, inputs, with_gradient)
 
     monkeypatch.setattr(graphed, "_record", record_if_alone)
-    x = torch.randn(2, 3)
-    for batch in (x, x[:1], x):
-        torch.testing.assert_close(graphed.run("forward", batch)[0], network(batch)[0])
+    for rows in (TWO, ONE, TWO):
+        torch.testing.assert_close(graphed.run("forward", *inputs(rows)), network(*inputs(rows)))
     assert graphed.recorded == [(True, 2), (True, 1), (True, 2)]
 
 
 def test_of_many_recordings_those_used_last_are_kept(graphed, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
-    x = torch.randn(3, 3)
+    three = tuple(None if x is None else torch.cat([x, x[:1]]) for x in network_inputs())
     with torch.no_grad():
-        for batch_size in (1, 2, 1, 3, 1, 2):
-            graphed.run("forward", x[:batch_size])
+        for size in (1, 2, 1, 3, 1, 2):
+            graphed.run("forward", *(None if x is None else x[:size] for x in three))
     assert [size for _, size in graphed.recorded] == [1, 2, 3, 2]
 
 

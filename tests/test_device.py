@@ -11,12 +11,8 @@ from vla.device import LARGE_CHECKPOINT_BYTES, choose_device, limit_memory
 
 @pytest.fixture
 def set_gpu_count(monkeypatch):
-    def set_count(count):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    return set_count
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
 @pytest.mark.parametrize(
@@ -46,33 +42,21 @@ def test_without_a_gpu_a_7b_is_refused_unless_the_cpu_is_asked_for(set_gpu_count
         assert choose_device("cpu", checkpoint).type == "cpu"
 
 
-@pytest.fixture
-def limit_on_gpu(monkeypatch):
-    """Apply a budget on a GPU that reports `total_gib`; returns the share of it that tensors may take."""
-
-    def apply(total_gib, budget_gib):
-        fractions = []
-        properties = SimpleNamespace(total_memory=int(total_gib * GIB))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        monkeypatch.setattr(
-            torch.cuda, "set_per_process_memory_fraction", lambda fraction, _: fractions.append(fraction)
-        )
-        limit_memory(budget_gib, torch.device("cuda", 0))
-        (fraction,) = fractions
-        return fraction
-
-    return apply
-
-
 @pytest.mark.parametrize(
-    ("reported_gib", "sold_as"),
-    [(23.6, 24), (44.4, 48), (14.56, 16)],
+    ("reported_gib", "budget_gib", "share"),
+    [(23.6, 24, 1.0), (14.56, 16, 1.0), (24.0, 6, 0.25), (10.75, 12, None), (23.6, 32, None)],
 )
-def test_a_budget_of_a_cards_size_is_all_of_the_card(limit_on_gpu, reported_gib, sold_as):
-    assert limit_on_gpu(reported_gib, sold_as) == 1.0
-
-
-@pytest.mark.parametrize(("reported_gib", "next_size"), [(10.75, 12), (23.6, 32)])
-def test_a_budget_of_the_next_larger_card_is_refused(limit_on_gpu, reported_gib, next_size):
-    with pytest.raises(BadInput, match=f"--memory-budget {next_size}: cuda:0 has {reported_gib:.1f} GiB"):
-        limit_on_gpu(reported_gib, next_size)
+def test_a_budget_of_a_cards_size_is_all_of_the_card_and_that_of_a_larger_card_is_refused(
+    monkeypatch, reported_gib, budget_gib, share
+):
+    shares = []
+    properties = SimpleNamespace(total_memory=int(reported_gib * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    device = torch.device("cuda", 0)
+    if share is None:
+        with pytest.raises(BadInput, match=f"--memory-budget {budget_gib}"):
+            limit_memory(budget_gib, device)
+    else:
+        limit_memory(budget_gib, device)
+        assert shares == [share]

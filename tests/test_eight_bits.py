@@ -7,7 +7,7 @@ from torch import nn
 from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy
 from vla.adapter_folder import read_adapter
 from vla.adapters import AdaptedLayers
-from vla.eight_bits import FORMATS, gradient, product, quantise
+from vla.eight_bits import FORMATS, quantise
 from vla.lora import LoraLinear
 from vla.preprocessing import synthetic_observations
 
@@ -59,13 +59,6 @@ def test_product_and_gradients_are_those_of_the_widened_weights(name, dtype):
         results.append((output, *gradients))
     for result, expected in zip(*results, strict=True):
         assert (result - expected).norm() / expected.norm() < 0.05
-
-    weight = layer.weight.float() * layer.weight_scale[:, None]
-    grad = torch.randn(3, 80).to(dtype)
-    x_grad = gradient(grad, layer.weight, layer.weight_scale).float()
-    torch.testing.assert_close(x_grad, grad.float() @ weight, rtol=0.05, atol=0.05)
-    expected = x @ weight.T
-    assert (product(x, layer.weight, layer.weight_scale) - expected).norm() < 0.04 * expected.norm()
 
 
 @formats

@@ -31,16 +31,15 @@ def silent_hub(monkeypatch):
         yield was_asked
 
 
-def cache_snapshot(tmp_path, monkeypatch, files: dict[str, str]):
-    """Make `tmp_path` the download cache, with a snapshot of someone/policy that has these files."""
+def cache_snapshot(tmp_path, monkeypatch):
+    """Make `tmp_path` the download cache, with a snapshot of someone/policy that has config.json alone."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--someone--policy"
     snapshot = repository / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("a" * 40)
-    for name, content in files.items():
-        (snapshot / name).write_text(content)
+    (snapshot / "config.json").write_text("{}")
     return snapshot
 
 
@@ -55,7 +54,7 @@ def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
 
 def test_a_cached_snapshot_is_used_where_the_hub_does_not_answer(tmp_path, silent_hub, monkeypatch, caplog):
     monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
-    snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
+    snapshot = cache_snapshot(tmp_path, monkeypatch)
     assert resolve_checkpoint("someone/policy") == snapshot
     assert commit_of(snapshot) == "a" * 40
     assert "no action head" in caplog.text
@@ -63,7 +62,7 @@ def test_a_cached_snapshot_is_used_where_the_hub_does_not_answer(tmp_path, silen
 
 def test_files_that_the_cached_snapshot_lacks_are_asked_for_at_its_commit(tmp_path, silent_hub, monkeypatch):
     """Without its head an L1 checkpoint would be read as one of action tokens; another commit has other weights."""
-    snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}"})
+    snapshot = cache_snapshot(tmp_path, monkeypatch)
     revisions = []
 
     def download(name, revision=None, local_files_only=False, **_):

@@ -60,16 +60,14 @@ def planes_with_ties() -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("planes", "size"),
-    [(planes_with_ties(), 224), (random_planes(256, 192), 112), (random_planes(60, 50), 64)],
-    ids=["ties", "reduced", "enlarged"],
+    ("planes", "size"), [(planes_with_ties(), 224), (random_planes(60, 50), 64)], ids=["ties", "enlarged"]
 )
 def test_lanczos_sums_as_if_one_product_at_a_time(planes, size):
     np.testing.assert_array_equal(lanczos_resize(planes, size), resized_one_product_at_a_time(planes, size))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is another C library")
-@pytest.mark.parametrize(("num_in", "num_out"), [(256, 224), (256, 120), (256, 112), (60, 224), (512, 224)])
+@pytest.mark.parametrize(("num_in", "num_out"), [(256, 224), (256, 120), (60, 224)])
 def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls(
     num_in, num_out, monkeypatch
 ):

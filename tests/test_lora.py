@@ -32,9 +32,8 @@ def make_layer(sizes: tuple[int, ...], bias: bool) -> tuple[LoraLinear, list[nn.
     torch.manual_seed(0)
     bases = [nn.Linear(7, size, bias=bias) for size in sizes]
     layer = LoraLinear(bases, RANK, ALPHA, torch.float32)
-    with torch.no_grad():
-        layer.lora_A.normal_()
-        layer.lora_B.normal_()
+    nn.init.normal_(layer.lora_A)
+    nn.init.normal_(layer.lora_B)
     refresh(layer)
     return layer, bases
 
@@ -67,9 +66,8 @@ def test_convolution_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
     base = nn.Conv2d(3, 6, kernel_size=4, stride=4)
     layer = LoraConv2d(base, RANK, ALPHA)
-    with torch.no_grad():
-        layer.lora_A.normal_()
-        layer.lora_B.normal_()
+    nn.init.normal_(layer.lora_A)
+    nn.init.normal_(layer.lora_B)
     images = torch.randn(2, 3, 8, 12)
     patches = F.unfold(images, 4, stride=4).transpose(1, 2)  # (2, 6 patches, 48)
     linear = nn.Linear(48, 6)
@@ -114,19 +112,12 @@ def test_the_operation_in_place_keeps_the_rules_of_torchs_compiler(padding):
 # Networks
 
 
-@pytest.fixture(scope="module")
-def full_size(tmp_path_factory) -> OpenVLAOFT:
-    """The 7B network without memory, as the public config.json describes it."""
-    folder = tmp_path_factory.mktemp("public")
-    (folder / "config.json").write_text(json.dumps(PUBLIC_CONFIG))
-    with torch.device("meta"):
-        network = OpenVLAOFT(read_network_config(folder), 56)
-        network.proprio_projector = ProprioProjector(8, 4096)
-        return network
-
-
-def test_full_size_network_has_the_reference_adapters(full_size):
+def test_full_size_network_has_the_reference_adapters(tmp_path):
     """439 modules: 24 and 27 blocks of 4, 5 of the pooling, 2 patch embeddings, 3 of the projector, 32 x 7, lm_head."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC_CONFIG))
+    with torch.device("meta"):  # takes no memory
+        full_size = OpenVLAOFT(read_network_config(tmp_path), 56)
+        full_size.proprio_projector = ProprioProjector(8, 4096)
     base = {name: tensor for name, tensor in full_size.state_dict().items() if "proprio" not in name}
     assert len(base) == 982
     assert sum(tensor.numel() for tensor in base.values()) == 7_541_237_184
@@ -135,14 +126,10 @@ def test_full_size_network_has_the_reference_adapters(full_size):
         for name, module in full_size.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d) and "proprio" not in name
     ]
-    assert len(map_names) == 24 * 4 + 27 * 4 + 5 + 2 + 3 + 32 * 7 + 1 == 439
+    assert len(map_names) == 439
     matrices = add_lora(full_size, rank=16, alpha=16, dtype=torch.float32).named_matrices()
     assert list(matrices) == [f"{name}.{matrix}" for name in map_names for matrix in ("lora_A", "lora_B")]
     assert sum(matrix.numel() for matrix in matrices.values()) == 55_414_144
-    trainable = {name: p for name, p in full_size.named_parameters() if p.requires_grad}
-    assert sum(p.numel() for p in trainable.values()) == 55_414_144
-    assert {p.dtype for p in trainable.values()} == {torch.float32}
-    assert all(".lora_" in name for name in trainable)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -145,15 +145,12 @@ def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_som
 
 def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
     """As SimpleVLA-RL writes it."""
-    other = shutil.copytree(base, tmp_path / "rl")
-    path = other / "proprio_projector--latest_checkpoint.pt"
-    state = torch.load(path, weights_only=True)
-    path.unlink()
+    other = shutil.copytree(base, tmp_path / "rl", ignore=shutil.ignore_patterns("proprio*"))
+    state = torch.load(base / "proprio_projector--latest_checkpoint.pt", weights_only=True)
     shard = sorted(other.glob("*.safetensors"))[0]
     moved = {key.replace("module.", "proprio_projector."): tensor for key, tensor in state.items()}
     write_tensors(shard, load_file(shard) | moved)
-    policy = trained_policy(other)
-    policy.save_adapter(tmp_path / "adapter")
+    trained_policy(other).save_adapter(tmp_path / "adapter")
     merge(tmp_path / "adapter", tmp_path / "out")
     info = inspect_checkpoint(tmp_path / "out")
     assert not info.proprio_weights

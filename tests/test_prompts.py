@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from contracts import BadInput
 from tests.llama_like import llama_like_tokenizer
@@ -13,18 +12,7 @@ from vla.prompts import load_tokenizer, prompt, prompt_ids
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
 
 PROMPTS = json.loads((Path(__file__).parent / "golden" / "prompts.json").read_text())
-SPECIAL_TOKENS = {"<unk>": 0, "<s>": BOS_ID, "</s>": EOS_ID, "▁": EMPTY_TOKEN_ID}
 each_case = pytest.mark.parametrize("case", PROMPTS["cases"], ids=lambda case: repr(case["task"]))
-
-
-def word_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    """One id a word, as small checkpoints have it. It adds BOS by itself, like the released files."""
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", BOS_ID)]
-    )
-    return tokenizer
 
 
 def test_special_ids_equal_reference():
@@ -52,13 +40,12 @@ def test_ids_of_a_llama_like_tokenizer_equal_reference(case, tmp_path):
 
 
 def test_padding_and_truncation_saved_in_the_file_do_not_change_the_ids(tmp_path):
-    tokenizer = word_tokenizer({**SPECIAL_TOKENS, "stove": 5})
-    expected = prompt_ids(tokenizer, "turn on the stove")
-    assert 5 in expected
+    tokenizer = llama_like_tokenizer()
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=40)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert prompt_ids(load_tokenizer(tmp_path), "turn on the stove") == expected
+    task = "turn on the stove"
+    assert prompt_ids(load_tokenizer(tmp_path), task) == prompt_ids(llama_like_tokenizer(), task)
 
 
 @pytest.mark.parametrize("content", [None, b"version https://git-lfs.github.com/spec/v1\noid sha256:0"])
