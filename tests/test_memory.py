@@ -10,7 +10,7 @@ import torch
 
 from contracts import GIB, BadInput
 from vla import memory
-from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update, shrink_batch
+from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update, shrink_until_it_fits
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [
@@ -62,8 +62,8 @@ def test_a_compiled_network_learns_from_two_decisions_at_least(policy, micro_bat
     """It would compute a single one twice."""
     policy.network.is_compiled = True
     assert plan_update(policy, micro_batch_size, 1).micro_batch_size == 2
-    assert shrink_batch(policy.network, 3, "full", learns=True) == 2
-    assert shrink_batch(policy.network, 3, "full", learns=False) == 1
+    assert sizes_tried(policy.network, 3, learns=True) == [3, 2, 2]
+    assert sizes_tried(policy.network, 3, learns=False) == [3, 1]
 
 
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
@@ -117,13 +117,21 @@ def test_budget_and_other_processes_limit_what_is_free(monkeypatch, budget_share
     assert left * memory.GAPS_FACTOR + optimizer_and_margin == pytest.approx(free_gib * GIB, rel=1e-6)
 
 
-def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():
+def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up(policy):
+    assert sizes_tried(policy.network, 5, learns=True) == [5, 2, 1, 1]  # the last with recomputed activations
+    assert sizes_tried(policy.network, 5, learns=False) == [5, 2, 1]
+
+
+def sizes_tried(network, batch_size: int, learns: bool) -> list[int]:
+    """The batch sizes that are tried, one after the other, where nothing fits."""
     can_recompute_more = iter([True, False])
-    network = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more), is_compiled=False)
-    assert shrink_batch(network, 5, "full", learns=True) == 2
-    assert shrink_batch(network, 2, "full", learns=True) == 1
-    assert shrink_batch(network, 1, "full", learns=True) == 1  # now with recomputed activations
+    network.recompute_everything = lambda: next(can_recompute_more)
+    sizes = []
+
+    def compute(size):
+        sizes.append(size)
+        raise torch.OutOfMemoryError("full")
+
     with pytest.raises(BadInput, match="full"):
-        shrink_batch(network, 1, "full", learns=True)
-    with pytest.raises(BadInput, match="full"):
-        shrink_batch(network, 1, "full", learns=False)
+        shrink_until_it_fits(network, batch_size, compute, learns)
+    return sizes

@@ -22,13 +22,6 @@ def processor():
     return ImageProcessor.load(GOLDEN / "checkpoint")
 
 
-def load_with(folder: Path, **changes) -> ImageProcessor:
-    """The golden checkpoint's image processor with other values of some fields."""
-    config = json.loads((GOLDEN / "checkpoint" / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(config | changes))
-    return ImageProcessor.load(folder)
-
-
 def test_pixel_values_of_noise_equal_reference(golden, processor):
     stride = golden["stride"]
     pixels = pixel_values(golden["noise_image"][None], processor)
@@ -40,13 +33,6 @@ def test_a_gpu_computes_the_same_pixel_values(processor):
     images = np.random.default_rng(0).integers(0, 256, (2, 2, 224, 224, 3), dtype=np.uint8)
     pixels = pixel_values_on_device(torch.from_numpy(images), torch.from_numpy(normalised_levels(processor)))
     np.testing.assert_array_equal(pixels.numpy(), pixel_values(images, processor))
-
-
-def test_the_rounded_means_and_stds_are_used_where_there_are_some(processor, golden, tmp_path):
-    assert processor.image_size == 224
-    np.testing.assert_array_equal([backbone.mean for backbone in processor.normalisation], golden["means"])
-    np.testing.assert_array_equal([backbone.std for backbone in processor.normalisation], golden["stds"])
-    assert load_with(tmp_path, tvf_normalize_params=None).normalisation[0].mean == (0.485, 0.456, 0.406)
 
 
 def test_the_one_file_of_transformers_5_is_read(processor, tmp_path):

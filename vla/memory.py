@@ -239,32 +239,25 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
 def shrink_until_it_fits(
     network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], learns: bool
 ) -> tuple[int, T]:
-    """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
+    """Call compute(batch_size), again with half the size if GPU memory runs out. Returns the size and the result.
 
-    learns: whether it computes gradients. Raises BadInput when nothing smaller is left.
+    learns: whether it computes gradients. Then all blocks recompute their activations if even the smallest batch does
+    not fit. Raises BadInput when nothing is left to try.
     """
+    smallest = smallest_micro_batch(network) if learns else 1
     while True:
         try:
             return batch_size, compute(batch_size)
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        batch_size = shrink_batch(network, batch_size, reason, learns)
-
-
-def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, learns: bool) -> int:
-    """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
-
-    That is half as many. Where a learning pass has the fewest already, all blocks recompute their activations from now
-    on. reason: the message of the out-of-memory error.
-    """
-    torch.cuda.empty_cache()  # does nothing on a CPU
-    smallest = smallest_micro_batch(network) if learns else 1
-    if batch_size > smallest:
-        half = max(batch_size // 2, smallest)
-        log.warning("out of GPU memory (%s); the run goes on with %d decisions at once", reason, half)
-        return half
-    if learns and network.recompute_everything():
-        log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
-        return batch_size
-    raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {ADVICE}")
+        torch.cuda.empty_cache()  # does nothing on a CPU
+        if batch_size > smallest:
+            batch_size = max(batch_size // 2, smallest)
+            log.warning(
+                "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size
+            )
+        elif learns and network.recompute_everything():
+            log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
+        else:
+            raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {ADVICE}")

@@ -24,13 +24,14 @@ from vla.images import model_input_images
 from vla.prompts import pad_prompts, prompt_ids
 
 MADE_UP_INSTRUCTION = "pick up the black bowl and place it on the plate"
-_Rgb = tuple[float, float, float]  # of pixels in [0, 1]
 
 
 @dataclass(frozen=True)
 class _Normalisation:
-    mean: _Rgb
-    std: _Rgb
+    """Of the RGB channels of pixels in [0, 1]."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,9 @@ class ImageProcessor:
     """
 
     input_sizes: tuple[tuple[int, int, int], tuple[int, int, int]]
-    means: tuple[_Rgb, _Rgb]
-    stds: tuple[_Rgb, _Rgb]
-    # Released checkpoints have means and stds twice: as published, and rounded to bfloat16 here. The original processor
-    # applies the rounded ones.
-    tvf_normalize_params: tuple[_Normalisation, _Normalisation] | None = None
+    # Checkpoints have means and stds twice: as published, and rounded to bfloat16 here. The original processor applies
+    # the rounded ones.
+    tvf_normalize_params: tuple[_Normalisation, _Normalisation]
     image_resize_strategy: Literal["resize-naive"] = "resize-naive"
     tvf_do_letterbox: Literal[False] | None = None
 
@@ -53,11 +52,6 @@ class ImageProcessor:
     def image_size(self) -> int:
         """S: 224 in real checkpoints."""
         return self.input_sizes[0][1]
-
-    @property
-    def normalisation(self) -> tuple[_Normalisation, ...]:
-        """Mean and std of each backbone, as the original processor applies them."""
-        return self.tvf_normalize_params or tuple(map(_Normalisation, self.means, self.stds))
 
     @classmethod
     def load(cls, folder: Path) -> "ImageProcessor":
@@ -153,8 +147,9 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     Looking the values up in this table gives the same numbers as computing them, and is faster.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    means = np.array([backbone.mean for backbone in processor.normalisation], dtype=np.float32)[..., None]
-    stds = np.array([backbone.std for backbone in processor.normalisation], dtype=np.float32)[..., None]
+    normalisations = processor.tvf_normalize_params
+    means = np.array([backbone.mean for backbone in normalisations], dtype=np.float32)[..., None]
+    stds = np.array([backbone.std for backbone in normalisations], dtype=np.float32)[..., None]
     return (levels - means) / stds
 
 
