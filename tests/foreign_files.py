@@ -1,7 +1,6 @@
 """LeRobot datasets and RLDS folders for tests, written as lerobot and TensorFlow Datasets write them."""
 
 import io
-import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contracts import write_json
 from tests.demo_episodes import INSTRUCTIONS, raw_images
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 
-CAMERAS = ("image", "image2")  # of HuggingFaceVLA/libero: agentview, wrist
-CAMERA_KEYS = [f"observation.images.{camera}" for camera in CAMERAS]
+# Of HuggingFaceVLA/libero: agentview, wrist
+CAMERA_KEYS = ["observation.images.image", "observation.images.image2"]
 FPS = 10
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 Encode = Callable[[np.ndarray], bytes]  # picture -> file
@@ -74,17 +74,12 @@ def png(image: np.ndarray) -> bytes:
 def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False) -> Path:
     """A dataset of version 3: all episodes in one Parquet file, and in one video of each camera."""
     pytest.importorskip("av")
-    instructions = sorted({recording.instruction for recording in recordings})
-    (folder / "meta").mkdir(parents=True)
-    (folder / "meta" / "info.json").write_text(json.dumps(_info(len(recordings), video)))
-    episodes = [
-        _steps(recording, index, instructions, with_pictures=not video)
-        for index, recording in enumerate(recordings)
-    ]
-    tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(instructions)]
+    tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(INSTRUCTIONS)]
+    steps = [_steps(recording, i, with_pictures=not video) for i, recording in enumerate(recordings)]
     _write_parquet(folder / "meta/tasks.parquet", tasks)
     _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings))
-    _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*episodes)))
+    _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*steps)))
+    write_json(folder / "meta" / "info.json", _info(len(recordings), video))
     if video:
         for camera, key in enumerate(CAMERA_KEYS):
             images = np.concatenate([recording.images[:, camera] for recording in recordings])
@@ -100,7 +95,7 @@ def _info(num_episodes: int, video: bool) -> dict:
     return info | {"video_path": VIDEO_PATH}
 
 
-def _steps(recording: Recording, index: int, instructions: list[str], with_pictures: bool) -> list[dict]:
+def _steps(recording: Recording, index: int, with_pictures: bool) -> list[dict]:
     rows = []
     last_step = len(recording.actions) - 1
     for step, images in enumerate(recording.images):
@@ -109,14 +104,12 @@ def _steps(recording: Recording, index: int, instructions: list[str], with_pictu
             "observation.state": recording.proprio[step].tolist(),
             "action": recording.actions[step].tolist(),
             "episode_index": index,
-            "task_index": instructions.index(recording.instruction),
+            "task_index": INSTRUCTIONS.index(recording.instruction),
             "next.success": recording.success and step == last_step,
         }
         if with_pictures:
-            row |= {
-                key: {"bytes": png(image), "path": None}
-                for key, image in zip(CAMERA_KEYS, images, strict=True)
-            }
+            for key, image in zip(CAMERA_KEYS, images, strict=True):
+                row[key] = {"bytes": png(image), "path": None}
         rows.append(row)
     return rows
 
@@ -174,10 +167,8 @@ def rlds_features(recording: Recording, encode: Encode = png) -> dict[str, list[
     return {
         "steps/observation/image": [encode(image) for image in recording.images[:, 0]],
         "steps/observation/wrist_image": [encode(image) for image in recording.images[:, 1]],
-        "episode_metadata/file_path": [b"demo.hdf5"],
         "steps/is_first": np.arange(steps) == 0,
         "steps/reward": np.full(steps, recording.success, np.float32) * (np.arange(steps) == steps - 1),
-        "steps/observation/joint_state": np.zeros(7 * steps, np.float32),
         "steps/observation/state": recording.proprio.ravel(),
         "steps/action": recording.actions.ravel(),
         "steps/language_instruction": [recording.instruction.encode()] * steps,

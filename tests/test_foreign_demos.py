@@ -1,17 +1,15 @@
 """LeRobot datasets and RLDS folders give the frames that our own format gives, or one line that says why not."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from contracts import BadInput, write_json
+from contracts import BadInput, read_json, write_json
 from tests.foreign_files import (
     CAMERA_KEYS,
     Recording,
@@ -42,36 +40,27 @@ STEPS = len(RECORDINGS[0].actions)
 STATES = RECORDINGS[0].proprio
 
 
-class TrainingData(NamedTuple):
+def training_data(folder: Path, flip: str = "none") -> dict[str, object]:
     """What training reads from a folder."""
-
-    frames: dict[str, np.ndarray]
-    statistics: dict
-
-
-def training_data(folder: Path, flip: str = "none") -> TrainingData:
     episodes = read_episodes([folder], num_images=2, image_size=SMALL.image_size, flip=flip)
     entry = dataset_statistics([episode for episode, _ in episodes])
     write_json(folder / STATISTICS_FILE, {"any": entry})
     observations = make_observations(episodes)
-    frames = {"tokens": chunk_tokens(episodes, load_statistics(folder)["any"]).numpy()}
-    for name in ("images", "proprio", "instruction"):
-        frames[name] = np.stack([getattr(observation, name) for observation in observations])
-    return TrainingData(frames, entry)
+    return {
+        "statistics": entry,
+        "tokens": chunk_tokens(episodes, load_statistics(folder)["any"]).numpy(),
+        "images": np.stack([one.images for one in observations]),
+        "proprio": np.stack([one.proprio for one in observations]),
+        "instructions": [one.instruction for one in observations],
+    }
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory) -> TrainingData:
+def ours(tmp_path_factory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("ours")
     for index, recording in enumerate(RECORDINGS):
         write_episode(episode_path(folder, 0, index), as_our_own(recording))
     return training_data(folder)
-
-
-def assert_equal(theirs: TrainingData, ours: TrainingData, without: str = ""):
-    assert theirs.statistics == ours.statistics
-    for name in theirs.frames.keys() - {without}:
-        np.testing.assert_array_equal(theirs.frames[name], ours.frames[name], name)
 
 
 @pytest.mark.parametrize("kind", ["LeRobot", "RLDS of PNG", "RLDS of JPEG"])
@@ -81,14 +70,14 @@ def test_the_frames_are_those_of_our_own_format(kind, ours, tmp_path):
         folder = write_lerobot(folder, RECORDINGS)
     else:
         folder = write_rlds(folder, RECORDINGS, png if kind == "RLDS of PNG" else encode_jpeg)
-    assert_equal(training_data(folder), ours)
+    np.testing.assert_equal(training_data(folder), ours)
 
 
 def test_a_video_gives_the_same_frames_up_to_its_codec(ours, tmp_path):
     theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
-    assert_equal(theirs, ours, without="images")
-    differences = np.abs(theirs.frames["images"].astype(float) - ours.frames["images"]).mean((1, 2, 3, 4))
+    differences = np.abs(theirs["images"].astype(float) - ours["images"]).mean((1, 2, 3, 4))
     assert differences.max() < 6  # frames of other steps differ by about 50
+    np.testing.assert_equal(theirs | {"images": None}, ours | {"images": None})
 
 
 def with_gripper(recording: Recording, opens: float, closes: float) -> Recording:
@@ -101,13 +90,13 @@ def with_gripper(recording: Recording, opens: float, closes: float) -> Recording
 @pytest.mark.parametrize(("opens", "closes"), [(0.0, 1.0), (1.0, 0.0), (1.0, -1.0)])
 def test_the_grippers_convention_is_seen_in_what_the_fingers_do(opens, closes, ours, tmp_path):
     stored = [with_gripper(recording, opens, closes) for recording in RECORDINGS]
-    assert_equal(training_data(write_rlds(tmp_path, stored)), ours)
+    np.testing.assert_equal(training_data(write_rlds(tmp_path, stored)), ours)
 
 
 @pytest.mark.parametrize(("flip", "axes"), [("both", (2, 3)), ("vertical", (2,))])
 def test_pictures_are_turned_upright(flip, axes, ours, tmp_path):
     stored = [replace(recording, images=np.flip(recording.images, axes)) for recording in RECORDINGS]
-    assert_equal(training_data(write_rlds(tmp_path, stored), flip), ours)
+    np.testing.assert_equal(training_data(write_rlds(tmp_path, stored), flip), ours)
 
 
 @pytest.mark.parametrize("write", [write_lerobot, write_rlds])
@@ -117,7 +106,7 @@ def test_episodes_that_are_no_demonstrations_are_left_out_and_counted(write, our
     folder = write(
         tmp_path / "libero", [failed, *stored, record(3, steps=7), with_gripper(record(5), 1, -1), failed]
     )
-    assert_equal(training_data(folder), ours)
+    np.testing.assert_equal(training_data(folder), ours)
     report = capsys.readouterr().out
     assert (
         "left out: 2 episodes failed, 1 episodes shorter than a chunk, 1 episodes with the gripper's sign"
@@ -173,7 +162,6 @@ SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
     ("write", "message"),
     [
         (changed(action=None), "no steps/action among its features"),
-        (changed(observation__state=STATES[:, :7].ravel()), r"states of shape \(7,\)"),
         (changed(observation__state=SWAPPED_FINGERS), "no finger joints"),
         (changed(observation__state=euler_states()), "Euler angles"),
         (changed(action=actions_with(2, 1.5)), r"a motion of 1\.5"),
@@ -181,8 +169,6 @@ SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
         (changed(action=actions_with(6, np.linspace(0, 1, STEPS))), r"the gripper's actions are 0, 0\.0588"),
         (changed(action=actions_with(6, 1)), "which value closes the gripper"),
         (changed(reward=np.zeros(STEPS, np.float32)), "nothing to learn from: 1 episodes failed"),
-        (changed(language_instruction=[b""] * STEPS), "no instruction"),
-        (changed(observation__image=None), "no .*observation/image among"),
         (changed(observation__image=SMALLER), "128 x 128"),
         (changed(observation__image=[b"\x89PNG"] * STEPS), "a picture cannot be read"),
         (changed(observation__wrist_image=None), "--num-images 2"),
@@ -227,29 +213,19 @@ def column_set(path: str, column: str, value: object, index: int = -1) -> Callab
     return rows_changed(path, lambda rows: rows[index].update({column: value}))
 
 
-def info_changed(**changes: object) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        path = folder / "meta" / "info.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return damage
-
-
-def text_in_place_of(pattern: str, text: bytes = b"text") -> Callable[[Path], None]:
-    return lambda folder: next(folder.rglob(pattern)).write_bytes(text)
+def more_episodes_than_files(folder: Path) -> None:
+    path = folder / "meta" / "info.json"
+    write_json(path, read_json(path) | {"total_episodes": 5})
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (info_changed(codebase_version="v1.6"), r"version v1\.6"),
         (lambda folder: (folder / "meta" / "tasks.jsonl").touch(), r"tasks\.jsonl"),
-        (info_changed(total_episodes=5), "3 of 5 episodes"),
+        (more_episodes_than_files, "3 of 5 episodes"),
         (rows_changed(DATA, lambda rows: rows.pop()), "has 17 of 18 rows"),
-        (rows_changed(DATA, lambda rows: [row.pop("action") for row in rows]), "no readable LeRobot dataset"),
         (column_set(DATA, PICTURE, None), "embedded.* None"),
-        (text_in_place_of("file-000.parquet"), "no readable LeRobot dataset"),
-        (text_in_place_of("file-000.parquet", b"version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
+        (lambda folder: (folder / DATA).write_bytes(b"version https://git-lfs.github.com"), "git lfs pull"),
     ],
 )
 def test_lerobot_datasets_that_are_damaged_or_unclear_are_refused(damage, message, tmp_path):
@@ -259,16 +235,13 @@ def test_lerobot_datasets_that_are_damaged_or_unclear_are_refused(damage, messag
         list(open_foreign(folder, "none")[1])
 
 
-@pytest.mark.parametrize("drift_s", [0.04, 0.06, -0.06])
-def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, ours, tmp_path):
+@pytest.mark.parametrize("drift_s", [0.06, -0.06])
+def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, tmp_path):
     """A frame takes 0.1 s. The second episode begins at 1.8 s."""
     folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=True)
     column_set(EPISODES, f"videos/{PICTURE}/from_timestamp", 1.8 + drift_s, index=1)(folder)
-    if abs(drift_s) < 0.05:
-        assert_equal(training_data(folder), ours, without="images")
-    else:
-        with pytest.raises(BadInput, match="episode 1: video and table have drifted apart: frame 0"):
-            training_data(folder)
+    with pytest.raises(BadInput, match="episode 1: video and table have drifted apart: frame 0"):
+        training_data(folder)
 
 
 def test_pictures_that_are_not_embedded_are_read_beside_the_table(ours, tmp_path):
@@ -283,7 +256,7 @@ def test_pictures_that_are_not_embedded_are_read_beside_the_table(ours, tmp_path
                 row[key] = {"bytes": None, "path": path}
 
     rows_changed(DATA, move_pictures)(folder)
-    assert_equal(training_data(folder), ours)
+    np.testing.assert_equal(training_data(folder), ours)
     shutil.rmtree(folder / "images")
     with pytest.raises(BadInput, match="images/"):
         training_data(folder)
