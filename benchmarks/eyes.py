@@ -24,7 +24,7 @@ from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.pool import task_info
 from envs.tasks import task_names
-from experiment.statistics import Successes
+from experiment.statistics import count_successes
 from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
@@ -57,7 +57,11 @@ def main(argv: Sequence[str]) -> None:
     spec = EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets)
     env = LiberoEnv(spec, args.task_id)
     print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
-    episodes = [play(policy, env, moved_start(env, seed))[0] for seed in range(args.episodes)]
+    episodes = []
+    for seed in range(args.episodes):
+        start = Start(seed % 50, seed)
+        moved = reset_with_moved_objects(env, start, MOVED_M, np.random.default_rng(seed))
+        episodes.append(play(policy, env, moved)[0])
     other_tasks = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
     infos = task_info(EnvSpec(args.task_suite, tuple(other_tasks), num_images=1))
     for name, nats in swapped_inputs(policy, episodes, [info.instruction for info in infos]).items():
@@ -65,13 +69,8 @@ def main(argv: Sequence[str]) -> None:
     if args.black_episodes > 0:
         starts = (env.reset(Start(state)) for state in range(args.black_episodes))
         outcomes = [play(policy, env, start, black=True)[1] for start in starts]
-        print(f"black images: {Successes(sum(outcomes), len(outcomes))} successes")
+        print(f"black images: {count_successes(outcomes)} successes")
     env.close()
-
-
-def moved_start(env: LiberoEnv, seed: int) -> ChunkResult:
-    """Begin an episode in an initial state with moved objects."""
-    return reset_with_moved_objects(env, Start(seed % 50, seed), MOVED_M, np.random.default_rng(seed))
 
 
 def play(
@@ -94,31 +93,28 @@ def swapped_inputs(
 ) -> dict[str, float]:
     """How much decisions change when an input is replaced: name of the change -> mean KL divergence (nats a token)."""
     random = np.random.default_rng(0)
-    seen = [observation for episode in episodes for observation in episode]
-    neighbours = [  # the same decision of the next episode, or its last one
-        following[min(decision, len(following) - 1)]
+    pairs = [  # each observation with that at the same decision of the next episode, or its last one
+        (observation, following[min(decision, len(following) - 1)])
         for episode, following in zip(episodes, [*episodes[1:], episodes[0]], strict=True)
-        for decision in range(len(episode))
+        for decision, observation in enumerate(episode)
     ]
+    seen = [observation for observation, _ in pairs]
     texts = random.choice(instructions, size=len(seen)).tolist()
+    told = [replace(each, instruction=text) for each, text in zip(seen, texts, strict=True)]
     changed = {
-        "image of another episode, same decision": [
-            replace(a, images=b.images) for a, b in zip(seen, neighbours, strict=True)
-        ],
-        "black image": [without_images(a) for a in seen],
-        "instruction of another task": [
-            replace(a, instruction=text) for a, text in zip(seen, texts, strict=True)
-        ],
+        "image of another episode, same decision": [replace(a, images=b.images) for a, b in pairs],
+        "black image": [without_images(each) for each in seen],
+        "instruction of another task": told,
     }
     if policy.info.uses_proprio:
-        changed["robot state of another episode"] = [
-            replace(a, proprio=b.proprio) for a, b in zip(seen, neighbours, strict=True)
-        ]
+        changed["robot state of another episode"] = [replace(a, proprio=b.proprio) for a, b in pairs]
     before = log_probabilities(policy, seen)
-    return {
-        name: kl_divergence(before, log_probabilities(policy, observations))
-        for name, observations in changed.items()
-    }
+    changes = {}
+    for name, observations in changed.items():
+        after = log_probabilities(policy, observations)
+        # KL(before || after), its mean over decisions and tokens
+        changes[name] = (before.exp() * (before - after)).sum(-1).mean().item()
+    return changes
 
 
 @torch.no_grad()
@@ -127,11 +123,6 @@ def log_probabilities(policy: Policy, observations: Sequence[Observation]) -> Te
     starts = range(0, len(observations), KL_BATCH)
     batches = [observations[start : start + KL_BATCH] for start in starts]
     return torch.cat([policy.chunk_logits(batch).log_softmax(-1).cpu() for batch in batches])
-
-
-def kl_divergence(before: Tensor, after: Tensor) -> float:
-    """Mean over decisions and tokens of KL(before || after) in nats, from log-probabilities (N, A, 256)."""
-    return (before.exp() * (before - after)).sum(-1).mean().item()
 
 
 def without_images(observation: Observation) -> Observation:

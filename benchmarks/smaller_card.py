@@ -8,7 +8,6 @@ So it counts weights, tensors, what torch's allocator keeps, CUDA contexts and t
 programs on the GPU. --memory-budget of the command is a different limit: that of the tensors of one process.
 """
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,18 +49,17 @@ def run_watched(command: Sequence[str], gpus: Sequence[int]) -> tuple[int, dict[
 
 def main(argv: Sequence[str]) -> None:
     """Raises SystemExit with the command's exit code."""
-    parser = argparse.ArgumentParser("benchmarks.smaller_card", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("free_gib", type=float)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    args = parser.parse_args(argv)
+    if len(argv) < 2:
+        raise BadInput("usage: python -m benchmarks.smaller_card GIB COMMAND ...")
+    free_gib = float(argv[0])
     gpus = range(torch.cuda.device_count())
     if not gpus:
         raise BadInput("torch sees no CUDA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    ballast = [take_ballast(gpu, args.free_gib) for gpu in gpus]
-    exit_code, peaks_gib = run_watched(args.command, gpus)
+    ballast = [take_ballast(gpu, free_gib) for gpu in gpus]
+    exit_code, peaks_gib = run_watched(argv[1:], gpus)
     del ballast  # it was kept until here
     for gpu, peak_gib in peaks_gib.items():
-        print(f"whole GPU {gpu}: peak {peak_gib:.2f} of the {args.free_gib:g} GiB that were left free")
+        print(f"whole GPU {gpu}: peak {peak_gib:.2f} of the {free_gib:g} GiB that were left free")
     raise SystemExit(exit_code)
 
 

@@ -77,7 +77,7 @@ class State:
     opening_speed: float
     bowl: np.ndarray  # (3,)
     target: np.ndarray  # (3,) plate, or middle of the region, where the bowl is to go
-    target_height: float  # a bowl that stands there is at most so far above `target`
+    is_on_target: bool  # whether the bowl is there
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,22 @@ class Expert:
         data = self._domain.sim.data
         robot = self._domain.robots[0]
         body_ids = self._domain.obj_body_id
+        bowl = data.body_xpos[body_ids[self._bowl]].copy()
         if self._target in body_ids:
             target = data.body_xpos[body_ids[self._target]].copy()
-            target_height = PLATE_HEIGHT_M
+            height_m = PLATE_HEIGHT_M
         else:
             target = data.get_site_xpos(self._target).copy()
-            target_height = REGION_HEIGHT_M
+            height_m = REGION_HEIGHT_M
+        is_near = np.linalg.norm((target - bowl)[:2]) < ON_TARGET_M
         return State(
             eef=data.get_site_xpos("gripper0_grip_site").copy(),
             rotation=data.get_site_xmat("gripper0_grip_site").copy(),
             opening=float(np.abs(data.qpos[robot._ref_gripper_joint_pos_indexes]).sum()),
             opening_speed=float(data.qvel[robot._ref_gripper_joint_vel_indexes] @ [1.0, -1.0]),
-            bowl=data.body_xpos[body_ids[self._bowl]].copy(),
+            bowl=bowl,
             target=target,
-            target_height=target_height,
+            is_on_target=bool(is_near and bowl[2] - target[2] < height_m),
         )
 
 
@@ -152,12 +154,9 @@ def must_plan_again(state: State, plan: Plan) -> bool:
 
 def stage_of(state: State, plan: Plan) -> str:
     """What to do next: a function of the present state and the plan."""
-    distance_m = np.linalg.norm((state.target - state.bowl)[:2])
-    is_low = state.bowl[2] - state.target[2] < state.target_height
-    is_on_target = distance_m < ON_TARGET_M and is_low
     if _is_held(state, plan):
-        return RELEASE if is_on_target else CARRY
-    if is_on_target:
+        return RELEASE if state.is_on_target else CARRY
+    if state.is_on_target:
         return RETREAT
     sideways, vertical = _grasp_errors(state, plan)
     if state.opening > OPEN_M:

@@ -38,9 +38,6 @@ class TinySize:
     llm_mlp_dim: int = 344
 
 
-SIZE_FLAGS = "--image-size ... --llm-mlp-dim"  # the flags of TinySize, for messages
-
-
 @dataclass(frozen=True)
 class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
@@ -92,7 +89,7 @@ class SftArgs:
         has_sizes = self.size != TinySize() or not self.proprio
         if self.init is not None and has_sizes:
             raise BadInput(
-                f"{SIZE_FLAGS} and --no-proprio are for random weights: leave them out, or --init, which has its own"
+                "--image-size ... --llm-mlp-dim and --no-proprio are for random weights: leave them out, or --init"
             )
         if self.lora_rank is not None and (self.init is None or self.num_images is not None or self.l1):
             raise BadInput(

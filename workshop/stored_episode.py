@@ -56,8 +56,6 @@ def choose_cameras(features: Collection[str], location: str) -> list[str]:
 def check_contents(episode: StoredEpisode) -> None:
     """Raise BadInput for states and actions that cannot be those of LIBERO's robot and env."""
     problem = _problem_of(episode.proprio, episode.actions)
-    if problem is None and not episode.instruction.strip():
-        problem = "no instruction"
     if problem is not None:
         raise BadInput(f"{episode.location}: {problem}: convert the dataset")
 
@@ -93,10 +91,7 @@ def _problem_of(proprio: np.ndarray, actions: np.ndarray) -> str | None:
 
 
 def positive_closes(episode: StoredEpisode) -> bool | None:
-    """Whether the gripper's positive command closes it; None if the fingers' motion does not show it.
-
-    The episode has more than FINGER_STEPS env steps.
-    """
+    """Whether the gripper's positive command closes it; None if the fingers' motion does not show it."""
     is_positive = episode.actions[:, 6] > 0
     distance = episode.proprio[:, 6] - episode.proprio[:, 7]
     changes = distance[FINGER_STEPS:] - distance[:-FINGER_STEPS]
