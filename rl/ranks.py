@@ -171,6 +171,6 @@ def join_ranks(device: torch.device | str) -> Ranks:
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot reach the others ({first_line(error)}): "
-            "start as many processes on every machine, with one main_process_ip and main_process_port"
+            "start as many processes on every machine, with the same MASTER_ADDR and MASTER_PORT"
         ) from None
     return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]  # never outside the group

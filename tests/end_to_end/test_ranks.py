@@ -1,4 +1,4 @@
-"""Two ranks compute what one process computes: started as --data-parallel does it, and by `accelerate launch`."""
+"""Two ranks compute what one process computes: started as --data-parallel does it, and by torchrun."""
 
 import os
 import socket
@@ -17,25 +17,17 @@ from tests.end_to_end.test_resume import assert_same_run
 # has one row. So not only the numbers agree with those of one process, but their bits.
 SAME_BITS = ["--batch-size", "2", "--micro-batch-size", "1"]
 TWO_UPDATES = [
-    "--max-env-steps",
-    "8",
-    "--n-steps",
-    "16",
-    "--warmup-steps",
-    "16",
-    "--transition-steps",
-    "0",
-    "--total-steps",
-    "32",
-    "--eval-interval",
-    "1000",
-]
+    "--max-env-steps", "8", "--n-steps", "16", "--warmup-steps", "16", "--transition-steps", "0", "--total-steps", "32",
+    "--eval-interval", "1000",
+]  # fmt: skip
 
 
-def launch(config: str, *argv: str) -> subprocess.Popen:
-    command = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"]
+def machine_of_two(rank: int, port: int, *argv: str) -> subprocess.Popen:
+    """A machine of two with one rank each, as docs/SCALE_OUT.md starts it."""
+    addresses = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    machines = ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"]
     return subprocess.Popen(
-        [sys.executable, *command, "--num_processes", "2", *argv],
+        [sys.executable, "-m", "torch.distributed.run", *machines, *addresses, *argv],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -45,10 +37,9 @@ def launch(config: str, *argv: str) -> subprocess.Popen:
     )
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 @pytest.mark.usefixtures("own_signals")
@@ -66,11 +57,8 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
     with pytest.raises(BadInput, match=r"trains in 2 process\(es\)"):
         train_grpo.main(["--resume", str(run)])
 
-    port = ["--main_process_port", free_port(), "--num_machines", "2"]
-    machines = [
-        launch("several_machines", *port, "--machine_rank", rank, "train_grpo.py", "--resume", str(run))
-        for rank in ("0", "1")
-    ]
+    port = free_port()
+    machines = [machine_of_two(rank, port, "train_grpo.py", "--resume", str(run)) for rank in (0, 1)]
     outputs = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert_same_run(run, only_run(alone))
