@@ -48,9 +48,8 @@ def prefers_official_looks(model: ModelConfig) -> bool:
         return True
     if not has_gpu or installed_official() is None:
         return False
-    trained_on = find_checkpoint(
-        model
-    ).looks  # most checkpoints name none, and were trained on the official ones
+    trained_on = find_checkpoint(model).looks
+    # Most checkpoints name no looks, and were trained on the official ones.
     return not trained_on or "official" in trained_on
 
 

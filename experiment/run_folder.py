@@ -76,10 +76,6 @@ class Run:
         wandb_id: str | None = None,
         lock: FileLock | None = None,
     ):
-        if not folder.is_dir():
-            raise BadInput(
-                f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share"
-            )
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
         self.config = config
@@ -144,7 +140,7 @@ def start_run(
 ) -> Run:
     """Create a run folder on rank 0 and open it on all ranks. hub_commit: of the checkpoint, see `vla.hub`.
 
-    Raises BadInput when the folder cannot be written, or when a rank does not see it.
+    Raises BadInput when the folder cannot be written.
     """
     if not ranks.is_main:
         folder = ranks.from_main(None)

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from scipy.stats import binomtest
 
 Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
+LEVEL = 0.05  # a difference is within chance if its p value is not below this
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -83,6 +84,12 @@ class Paired:
         """Exact McNemar test: by chance each policy solves half of the episodes that only one of them solves."""
         decided = self.only_before + self.only_after
         return float(binomtest(self.only_after, decided).pvalue) if decided else 1.0
+
+    @property
+    def kind(self) -> Literal["better", "worse", "within chance"]:
+        if self.p_value >= LEVEL:
+            return "within chance"
+        return "better" if self.difference > 0 else "worse"
 
     def __str__(self) -> str:
         low, high = self.interval

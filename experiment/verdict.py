@@ -9,12 +9,9 @@ from experiment.results import read_results
 from experiment.run_folder import StoredRun, evaluation_path
 from experiment.statistics import Paired, Successes, compare, count_successes
 
-LEVEL = 0.05  # a difference is within chance if its p value is not below this
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
 # From this success rate on absolute advantages, which have no baseline, have several times the gradient noise of batch.
 NEEDS_BASELINE = 0.7
-
-Kind = Literal["better", "worse", "within chance", "open"]
 
 
 @dataclass(frozen=True)
@@ -37,24 +34,8 @@ class Evaluation:
         }
 
 
-class Change(NamedTuple):
-    """Success before and after training, on the same episodes."""
-
-    rule: str
-    paired: Paired
-
-    @property
-    def kind(self) -> Kind:
-        if self.paired.p_value >= LEVEL:
-            return "within chance"
-        return "better" if self.paired.difference > 0 else "worse"
-
-    def __str__(self) -> str:
-        return f"{self.rule} {self.paired.before} -> {self.paired.after}: {self.kind}, {self.paired}"
-
-
 class Verdict(NamedTuple):
-    kind: Kind
+    kind: Literal["better", "worse", "within chance", "open"]
     lines: Sequence[str]
 
 
@@ -73,45 +54,48 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     return max(evaluations, key=lambda evaluation: evaluation.rates["greedy"].rate)
 
 
-def changes(run: StoredRun, evaluations: Sequence[Evaluation], task_id: int | None = None) -> list[Change]:
+def changes(
+    run: StoredRun, evaluations: Sequence[Evaluation], task_id: int | None = None
+) -> dict[str, Paired]:
     """The changes from the policy that the run was given to the last student, sampled and greedy; of one task or all.
 
     The greedy student is compared with its teacher, the policy before training, unless --teacher names another one.
     Empty without two evaluations.
     """
     if len(evaluations) < 2:
-        return []
+        return {}
     start = "teacher" if run.config.phases.teacher_checkpoint is None else "greedy"
     pairs = {
         after: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
         for before, after in (("sampled", "sampled"), (start, "greedy"))
     }
-    return [Change(rule, paired) for rule, paired in pairs.items() if paired.n > 0]
+    return {rule: paired for rule, paired in pairs.items() if paired.n > 0}
 
 
 def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
     """Compare the student of the last evaluation with the policy that the run was given, by each of its rates."""
     if not evaluations:
         return Verdict("open", ["nothing has been evaluated yet"])
-    by_rate = changes(run, evaluations)
-    if not by_rate:
+    by_rule = changes(run, evaluations)
+    if not by_rule:
         rates = [f"{rule} {rate}" for rule, rate in evaluations[0].rates.items()]
         return Verdict("open", ["the start, no later evaluation yet", *rates])
-    lines = [str(change) for change in by_rate]
-    kinds = [change.kind for change in by_rate]
-    kind: Kind = "within chance"
-    if "worse" in kinds:
-        kind = "worse"
-        lines.append(f"the best evaluation is that of env step {best_evaluation(evaluations).env_steps:,}")
-    elif "better" in kinds:
-        kind = "better"
-    elif run.is_finished and all(change.paired.before.rate >= NEARLY_ALL for change in by_rate):
-        lines.append("there was little left to gain: choose harder tasks")
-    elif run.is_finished:
-        lines.append("train longer, or evaluate more states: eval.py --init-states both --trials 200")
-    highest_rate = max(change.paired.after.rate for change in by_rate)
-    if run.config.loss.advantage == "absolute" and highest_rate > NEEDS_BASELINE:
+    lines = [
+        f"{rule} {pairs.before} -> {pairs.after}: {pairs.kind}, {pairs}" for rule, pairs in by_rule.items()
+    ]
+    kinds = [pairs.kind for pairs in by_rule.values()]
+    if (
+        run.config.loss.advantage == "absolute"
+        and max(p.after.rate for p in by_rule.values()) > NEEDS_BASELINE
+    ):
         lines.append(
-            f"above {NEEDS_BASELINE:.0%} success --advantage batch has a fraction of the gradient noise of absolute"
+            f"above {NEEDS_BASELINE:.0%} success --advantage batch has a fraction of absolute's gradient noise"
         )
-    return Verdict(kind, lines)
+    if "worse" in kinds:
+        lines.append(f"the best evaluation is that of env step {best_evaluation(evaluations).env_steps:,}")
+        return Verdict("worse", lines)
+    if "better" in kinds:
+        return Verdict("better", lines)
+    if run.is_finished:
+        lines.append("train longer, or evaluate more states: eval.py --init-states both --trials 200")
+    return Verdict("within chance", lines)

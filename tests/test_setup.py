@@ -9,14 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import experiment.setup
 from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
-from envs.assets import installed_official
 from experiment import policies
 from experiment.policies import choose_looks, load_policy, load_teacher, weights_fingerprint
-from experiment.setup import find_tasks, first_observation, open_run, resolve_names
+from experiment.setup import find_tasks, first_observation, resolve_names
 from tests.fakes import FakePool, Script
 from tests.small_checkpoint import make_small_checkpoint
 
@@ -48,17 +46,6 @@ def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_t
     monkeypatch.setattr(policies, "find_checkpoint", lambda _: SimpleNamespace(looks=trained_on))
     monkeypatch.setattr(policies, "find_pack", lambda _: None)
     assert choose_looks("auto", ModelConfig(str(small))) == looks
-
-
-def test_looks_that_are_named_are_kept_if_they_are_there(small):
-    assert choose_looks("lowpoly", ModelConfig("owner/openvla-7b")) == "lowpoly"
-    with pytest.raises(BadInput, match="nowhere"):
-        choose_looks("nowhere", on_cpu(small))
-
-
-@pytest.mark.skipif(installed_official() is None, reason="LIBERO's own assets are not installed")
-def test_a_large_policy_sees_official_looks_on_a_cpu_too():
-    assert choose_looks("auto", ModelConfig("owner/openvla-7b", device="cpu")) == "official"
 
 
 # names
@@ -131,20 +118,6 @@ def test_a_simulator_that_fails_at_once_ends_the_start():
     faulty = FakePool(lambda *_: Script(env_steps=8, success=True, faults=1, fault_after=0))
     with pytest.raises(BadInput, match="planted fault"):
         first_observation(faulty, TaskConfig())
-
-
-# the run folder
-
-
-def test_the_id_of_the_wandb_run_is_remembered(monkeypatch):
-    run = SimpleNamespace(wandb=SimpleNamespace(id="new"), folder=Path("runs/new"))
-    monkeypatch.setattr(experiment.setup, "start_run", lambda *_: run)
-    monkeypatch.setattr(experiment.setup, "commit_of", lambda *_: None)
-    policy = SimpleNamespace(info=SimpleNamespace(weights_folder=None))
-    learner = SimpleNamespace(policy=policy, ranks=SimpleNamespace(size=1))
-    config = changed(TrainConfig(), assets="lowpoly")
-    _, state = open_run(SimpleNamespace(learner=learner, config=config), None, [])
-    assert state.wandb_id == "new"
 
 
 # weights
