@@ -120,6 +120,15 @@ def refuse_lfs_pointer(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Raise BadInput in place of anything that a library raises while this block reads the file `path`."""
+    try:
+        yield
+    except Exception as error:  # torch and others raise a dozen kinds
+        raise BadInput(f"{path} is damaged ({first_line(error)}): copy or download it again") from error
+
+
+@contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A file to write in this block, which then becomes `path`: readers see the old or the new content, never a part.
 

@@ -29,7 +29,16 @@ def check(path: Path, read: Callable[[], object], damages: list[bytes]) -> None:
     path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("name", ["config.json", "dataset_statistics.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "dataset_statistics.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "action_head--latest_checkpoint.pt",
+    ],
+)
 def test_files_of_a_checkpoint(name, small, tmp_path):
     folder = shutil.copytree(small, tmp_path / "checkpoint")
     check(folder / name, lambda: load_policy(folder), [b"{}", b"null"])

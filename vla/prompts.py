@@ -12,15 +12,18 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from contracts import read_bytes
+from contracts import read_bytes, undamaged
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, PAD_ID
 
 PROMPT_MULTIPLE = 16  # prompts of different lengths are padded to a multiple of this
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load a checkpoint folder's tokenizer. Raises BadInput when its file is missing."""
-    tokenizer = Tokenizer.from_buffer(read_bytes(Path(folder) / "tokenizer.json"))
+    """Load a checkpoint folder's tokenizer. Raises BadInput when its file is missing or damaged."""
+    path = Path(folder) / "tokenizer.json"
+    content = read_bytes(path)
+    with undamaged(path):
+        tokenizer = Tokenizer.from_buffer(content)
     # The file may turn on padding and truncation, which would change the ids.
     tokenizer.no_padding()
     tokenizer.no_truncation()

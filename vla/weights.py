@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, read_fields, refuse_lfs_pointer
+from contracts import BadInput, read_fields, refuse_lfs_pointer, undamaged
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
@@ -112,11 +112,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_pt(path: Path) -> dict[str, Tensor]:
     """Read a `.pt` state dict to the CPU. The prefix `module.` that distributed training adds to names is removed.
 
-    Code in the file is not executed. Raises BadInput for git-lfs's pointer to the file.
+    Code in the file is not executed. Raises BadInput for a damaged file and for git-lfs's pointer to the file.
     """
     refuse_lfs_pointer(path)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    return {key.removeprefix("module."): tensor for key, tensor in state.items()}
+    with undamaged(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {key.removeprefix("module."): tensor for key, tensor in state.items()}
 
 
 def write_pt(path: Path, state: dict[str, Tensor]) -> None:
