@@ -151,14 +151,10 @@ def describe(rates: Rates, metrics: Mapping[str, float]) -> str:
 def write_evaluation(
     config: TrainConfig, run: Run, learner: Learner, global_step: int, episodes: list[EpisodeResult]
 ) -> None:
-    """Write the file of the episodes, and show the videos in wandb. Raises OSError."""
+    """Write the file of the episodes. Raises OSError."""
     model = replace(config.model, checkpoint=str(run.checkpoints / f"step_{global_step}"))
     settings = settings_of(model, config.simulator, learner.policy, config.run.seed)
     write_results(evaluation_path(run.folder, global_step), Results(settings, {}, episodes))
-    for result in episodes:
-        if result.video is not None:
-            file = video_folder(run.folder, global_step) / result.video
-            run.wandb.video(f"video/{result.rule.name}", file, global_step, f"{result.key}: {result.ending}")
 
 
 def check_baseline(config: TrainConfig, rates: Rates) -> None:

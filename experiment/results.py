@@ -52,7 +52,7 @@ class Results:
     """The content of a results file."""
 
     settings: Settings
-    provenance: dict[str, object]  # command, commit, versions, machine, and how the checkpoint was trained
+    provenance: dict[str, object]  # command, commit, versions, machine
     episodes: list[EpisodeResult] = field(default_factory=list)
     format: Literal["vla-grpo evaluation"] = "vla-grpo evaluation"
     version: Literal[3] = 3

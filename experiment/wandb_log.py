@@ -38,14 +38,6 @@ class WandbLog:
             with self._failure_is_one_line():
                 self._run.log(dict(row))
 
-    def video(self, name: str, path: Path, global_step: int, caption: str = "") -> None:
-        """Send the video file `path` under the metric `name`."""
-        if self._run is not None:
-            with self._failure_is_one_line():
-                import wandb
-
-                self._run.log({name: wandb.Video(str(path), caption=caption), "global_step": global_step})
-
     def finish(self, exit_code: int = 0) -> None:
         """End the wandb run; wandb shows it as failed if `exit_code` is not 0."""
         if self._run is not None:

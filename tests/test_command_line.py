@@ -33,14 +33,6 @@ def test_flags_of_a_section_have_no_prefix():
     assert parse_flags(Flags, ["--size", "4"], "program.py") == Flags(Section(4))
 
 
-def test_help_has_the_comments_of_the_fields(capsys):
-    with pytest.raises(SystemExit):
-        parse_flags(Flags, ["--help"], "program.py", description="Measure something.")
-    text = capsys.readouterr().out
-    assert "Measure something." in text
-    assert "Some number, which is explained in two lines." in text
-
-
 # exit codes
 
 

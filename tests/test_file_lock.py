@@ -33,9 +33,3 @@ def test_the_lock_of_a_killed_program_is_free(tmp_path):
     assert path.exists()
     with locked(path, "the run"):
         pass
-
-
-def test_a_place_that_cannot_be_written_is_refused(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(BadInput, match="--out"):
-        lock_file(tmp_path / "file" / "lock", "--out x")

@@ -1,6 +1,5 @@
 """How a run ends: its log says why, and what the user can repair is one line."""
 
-import errno
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from command_line import STOP_SIGNALS
 from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
-from experiment.interrupts import interruptible, repairable_problem, until_the_end
+from experiment.interrupts import interruptible, until_the_end
 from experiment.run_folder import LOG_FILE, Run
 
 
@@ -31,14 +30,6 @@ def end_with(run: Run, reason: BaseException) -> tuple[BaseException, str]:
         raise reason
     time_and_text = (run.folder / LOG_FILE).read_text().split("  ", 1)
     return caught.value, time_and_text[1]
-
-
-def test_an_interrupt_is_logged_and_the_way_to_go_on_is_named(run, caplog):
-    (run.checkpoints / "latest").write_text("step_0")
-    raised, logged = end_with(run, KeyboardInterrupt())
-    assert isinstance(raised, KeyboardInterrupt)
-    assert logged == "interrupted\n"
-    assert caplog.messages == [f"stopped; go on with: python train_grpo.py --resume {run.folder}"]
 
 
 def test_a_bug_is_logged_with_its_traceback(run):
@@ -60,15 +51,6 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
     with pytest.raises(BadInput, match=str(run.folder)), until_the_end(run):
         run.folder.stat()
     assert not run.folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("error_number", "is_disk_problem"),
-    [(errno.ENOENT, False), (errno.ENOSPC, True), (errno.ECONNRESET, False)],
-)
-def test_disks_are_blamed_for_what_disks_do(tmp_path, error_number, is_disk_problem):
-    problem = repairable_problem(OSError(error_number, "reason", "file"), tmp_path)
-    assert (problem is not None and "--keep-checkpoints" in problem) is is_disk_problem
 
 
 def test_the_second_signal_kills():

@@ -9,7 +9,6 @@ import pytest
 
 import experiment.setup
 import preflight
-import train_grpo
 from configs.cli import parse_train
 from configs.config import TrainConfig, changed
 from contracts import BadInput
@@ -47,10 +46,7 @@ def test_a_place_that_cannot_be_written_is_found_first(tmp_path):
 @pytest.mark.parametrize(
     ("trained_on", "shown", "advice"),
     [
-        ((), "official", None),
         ((), "lowpoly", "--assets official"),
-        (("lowpoly",), "official", "--assets lowpoly"),
-        (("official",), "own", "--assets official"),
         (("12ab34cd",), "official", "--assets the folder of pack 12ab34cd"),
         (("12ab34cd",), "own", None),
         (("lowpoly", "official"), "lowpoly", None),
@@ -103,9 +99,3 @@ def test_a_critic_without_the_simulators_state_is_refused_before_the_first_rollo
     setup = SimpleNamespace(config=config, learner=SimpleNamespace(policy=policy), observation=seen)
     with pytest.raises(BadInput, match=r"--advantage gae needs Observation\.state"):
         preflight.probe(setup)
-
-
-def test_a_run_of_several_ranks_is_not_trained_by_one_process():
-    config = parse_train(["--preset", "tiny", "--data-parallel"]).config
-    with pytest.raises(BadInput, match="torchrun"):
-        train_grpo.run_training(config)

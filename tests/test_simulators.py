@@ -72,22 +72,15 @@ def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
     assert of_gpu == {NVIDIA: pytest.approx(0.55), MESA: 0.0}
 
 
-def test_the_reason_names_what_decided(machine):
-    machine(cores=16, main=96.0, gpu=9.0)
-    chosen = count_simulators(OFFICIAL, 1, GPU, NVIDIA, {"10 episodes": 10})
-    assert chosen.reason == "8 simulator(s): half of the free GPU memory (4.5 GiB)"
-
-
 def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_their_gpus(machine, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    machine(cores=16)
-    assert count(GPU, NVIDIA) == 4
-    machine(cores=64, main=48.0)
-    assert count(GPU, NVIDIA) == 5
-    machine(cores=64, gpu=8.4)
-    assert count(GPU, NVIDIA) == 7
-    machine(cores=2)
-    assert count(GPU, NVIDIA) == 1
+    for free, number in (
+        ({"cores": 16}, 4),
+        ({"cores": 64, "main": 48.0}, 5),
+        ({"cores": 64, "gpu": 8.4}, 7),
+    ):
+        machine(**free)
+        assert count(GPU, NVIDIA) == number
 
 
 def test_a_number_is_kept_whatever_the_machine_is_with_a_warning(machine, caplog):

@@ -59,8 +59,6 @@ def test_a_failure_is_reported_once_and_ends_logging(monkeypatch, tmp_path, capl
     log = open_log(tmp_path)
     for step in range(3):
         log.log({"global_step": step})
-    if failing != "finish":
-        log.video("video/x", tmp_path / "none.mp4", 1)
     log.finish()
     log.finish()
     (line,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]

@@ -87,15 +87,6 @@ def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_e
     assert not out.exists()
 
 
-def test_a_checkpoint_to_compare_with_that_does_not_exist_is_refused_before_the_first_episode(
-    flags, tmp_path
-):
-    compared = ["--task-id", "0", "--out", str(tmp_path / "r.json"), "--compare-with", str(tmp_path / "none")]
-    with pytest.raises(BadInput, match="none: no such folder"):
-        eval_program.main([*flags, *compared])
-    assert not (tmp_path / "r.json").exists()
-
-
 def test_all_suites_are_played_by_the_same_weights(flags, checkpoint, tmp_path, monkeypatch):
     policy = load_policy(checkpoint)
     for step in (1, 2):
