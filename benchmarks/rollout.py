@@ -5,7 +5,7 @@
 
 All rows play episodes of random actions in task 0 of libero_spatial (low-poly looks, two cameras), resets included. The
 first row is what published evaluations do: one env, both cameras drawn at every env step. The others play chunks of
-eight actions, as training does; with one worker the env runs in this process.
+eight actions, as training does.
 """
 
 import sys

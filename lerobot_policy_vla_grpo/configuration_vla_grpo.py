@@ -16,9 +16,7 @@ class VlaGrpoConfig(PreTrainedConfig):
 
     # Folder or hub id in OpenVLA-OFT's format, or an adapter folder (RUN/checkpoints/best).
     checkpoint: str = ""
-    # The suite whose statistics scale actions and proprio. Needed if the checkpoint has those of several, because
-    # lerobot does not tell a policy which suite it plays.
-    task_suite: str | None = None
+    task_suite: str | None = None  # whose statistics scale actions and proprio, if the checkpoint has several
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
     num_images: int | None = None  # that the policy reads, if its checkpoint does not say
     mode: str = "greedy"  # or median; or l1: use the regression head of a checkpoint that has one

@@ -46,8 +46,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
 
     def reset(self) -> None:
         """Called by lerobot at the start of an episode: drop what is left of the last chunks."""
-        # The remaining actions of the chunks, (num_envs, action_dim) each.
-        self._actions: deque[Tensor] = deque()
+        self._actions: deque[Tensor] = deque()  # (num_envs, action_dim) each
 
     def select_action(self, batch: dict, **_: object) -> Tensor:
         """The next action, (num_envs, action_dim) float64. batch: see `predict_action_chunk`."""
@@ -57,8 +56,6 @@ class VlaGrpoPolicy(PreTrainedPolicy):
 
     def predict_action_chunk(self, batch: dict, **_: object) -> Tensor:
         """Decide a chunk for each env, (num_envs, chunk_length, action_dim) float64 in LIBERO's units.
-
-        The gripper's action is -1 to open and 1 to close.
 
         batch: images (num_envs, 3, 256, 256) under the names IMAGES, float32 from 0 to 1 or uint8; "observation.state";
         "task".

@@ -17,10 +17,7 @@ def make_vla_grpo_pre_post_processors(
     config: VlaGrpoConfig, dataset_stats: object = None
 ) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
     """The processors before and after the policy. lerobot finds this function by its name."""
-    before = PolicyProcessorPipeline(steps=[])
     after = PolicyProcessorPipeline(
-        steps=[],
-        to_transition=policy_action_to_transition,
-        to_output=transition_to_policy_action,
+        steps=[], to_transition=policy_action_to_transition, to_output=transition_to_policy_action
     )
-    return before, after
+    return PolicyProcessorPipeline(steps=[]), after

@@ -26,32 +26,28 @@ def raw_images(episode: int, frames: int = FRAMES, side: int = SIDE) -> np.ndarr
     return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, side, side, 3)
 
 
-def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
+def make_episode(episode: int, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
     rng = np.random.default_rng([episode, 2])
-    env_steps = frames * FRAME_GAP
+    env_steps = FRAMES * FRAME_GAP
     actions = rng.uniform(-0.9, 0.9, (env_steps + CHUNK_LENGTH, 7))
     actions[:, 6] = rng.choice([-1.0, 1.0], len(actions))
     return DemoEpisode(
         task_id=0,
         instruction=instruction,
         noise_scale=0.1,
-        jpegs=[[encode_jpeg(image) for image in frame] for frame in raw_images(episode, frames)],
-        proprio=rng.normal(size=(frames, 8)).astype(np.float32),
-        frame_steps=FRAME_GAP * np.arange(frames),
+        jpegs=[[encode_jpeg(image) for image in frame] for frame in raw_images(episode)],
+        proprio=rng.normal(size=(FRAMES, 8)).astype(np.float32),
+        frame_steps=FRAME_GAP * np.arange(FRAMES),
         actions=actions.astype(np.float32),
         env_steps=env_steps,
-        looks=("lowpoly", "")[episode % 2],  # old files do not record them
+        looks="lowpoly",
     )
 
 
-def write_demos(
-    folder: Path, episodes: int = 2, frames: int = FRAMES, instructions: int = 1
-) -> list[DemoEpisode]:
-    """Write and return `episodes` episodes that take turns with the first `instructions` instructions."""
-    made = [make_episode(i, frames, INSTRUCTIONS[i % instructions]) for i in range(episodes)]
-    for i, episode in enumerate(made):
-        write_episode(episode_path(folder, 0, i), episode)
-    return made
+def write_demos(folder: Path, episodes: int = 2, instructions: int = 1) -> None:
+    """Write episodes that take turns with the first `instructions` instructions."""
+    for i in range(episodes):
+        write_episode(episode_path(folder, 0, i), make_episode(i, INSTRUCTIONS[i % instructions]))
 
 
 class DiesAtFirst:

@@ -59,6 +59,7 @@ def as_our_own(recording: Recording) -> DemoEpisode:
         instruction=recording.instruction,
         noise_scale=0.0,
         env_steps=len(recording.actions),
+        looks="official",
     )
 
 

@@ -55,8 +55,3 @@ def test_an_object_between_others_moves_in_every_direction_and_all_keep_their_di
         steps.append(moved[0] - places[0])
     quarters = np.histogram(np.arctan2(*np.transpose(steps)), bins=4, range=(-np.pi, np.pi))[0]
     assert quarters.min() > 30
-
-
-def test_objects_without_room_stay_where_they_are():
-    crowd = np.stack(np.meshgrid(np.arange(7), np.arange(7)), axis=-1).reshape(-1, 2) * APART_M
-    np.testing.assert_array_equal(scattered(crowd, 0.06, np.random.default_rng(0)), crowd)

@@ -35,7 +35,7 @@ class DemoEpisode:
     instruction: str
     noise_scale: float
     env_steps: int  # until success
-    looks: str = ""  # the asset pack of the images: "official", "lowpoly" or a digest; "": not recorded
+    looks: str  # the asset pack of the images: "official", "lowpoly" or a digest
     task_id: int | None = None  # None: not known
 
     def chunks(self) -> np.ndarray:

@@ -70,9 +70,9 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     entry = dataset_statistics(demo_episodes)
     write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = replace(init, statistics=load_statistics(scratch), statistics_folder=scratch)
-    looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
+    looks = sorted({*init.looks, *(episode.looks for episode in demo_episodes)})
     train, held_out = split_episodes(episodes, args.holdout, args.seed)
-    return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
+    return Demos(init, unnorm_key, looks, train, held_out)
 
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
