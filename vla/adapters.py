@@ -20,6 +20,7 @@ from vla.lora import FrozenLinear, LoraConv2d, LoraLinear
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")
 # Linear maps of the same input that become one layer: name of the layer -> names of the maps.
 FUSED_MAPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED_NAMES = {name: fused_name for fused_name, names in FUSED_MAPS.items() for name in names}
 
 LoraLayer = LoraLinear | LoraConv2d
 
@@ -28,7 +29,7 @@ class AdaptedLayers:
     """All adapted layers of a network. Updates the copies of A and B that the products read (A rounded, s B)."""
 
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
-        """layers: pairs of a layer's name in the network and the layer; all have the same rank and alpha."""
+        """layers: names in the network and layers, of the same rank and alpha."""
         self.layers = layers
         self.rank = layers[0][1].rank
         self.alpha = layers[0][1].alpha
@@ -83,7 +84,7 @@ class AdaptedLayers:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within this block, run the network without its adapters. Blocks may be nested: the outermost one counts."""
+        """Within this block, run the network without its adapters. Blocks may be nested."""
         layers = [layer for _, layer in self.layers if layer.enabled]
         for layer in layers:
             layer.enabled = False
@@ -102,19 +103,14 @@ def add_lora(
     seed: int = 0,
     frozen_parts: Sequence[str] = (),
 ) -> AdaptedLayers:
-    """Freeze a network, and put adapters on every linear map and both patch embeddings, even those never computed.
+    """Freeze a network, and put adapters on every linear map and both patch embeddings but those of `frozen_parts`.
 
-    The modules `frozen_parts` get none. B is zero. A is drawn from a normal distribution with standard deviation
-    1 / rank (peft's "gaussian"), on the CPU, so that it is the same on every device. dtype: of the layers' inputs and
-    outputs.
+    B is zero. A is drawn from a normal distribution with standard deviation 1 / rank (peft's "gaussian"), on the CPU,
+    so that it is the same on every device. dtype: of the layers' inputs and outputs.
     """
     network.requires_grad_(False)
     # This list holds no leaf modules, so that a replaced one is freed at once.
-    parents = [
-        (name, module)
-        for name, module in network.named_modules()
-        if next(module.children(), None) is not None
-    ]
+    parents = [(name, module) for name, module in network.named_modules() if [*module.children()]]
     frozen_prefixes = tuple(f"{part}." for part in frozen_parts)
     for name, parent in parents:
         if f"{name}.".startswith(frozen_prefixes):
@@ -144,27 +140,19 @@ def _replace_children(
     make_convolution: Callable[[nn.Conv2d], nn.Module],
 ) -> None:
     """Replace a module's direct linear maps and convolutions by layers of this program, in the same order."""
-    old_children = dict(parent.named_children())
-    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old_children.values()):
+    children = dict(parent.named_children())
+    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in children.values()):
         return
-    fused_names = {
-        map_name: fused_name
-        for fused_name, map_names in FUSED_MAPS.items()
-        if map_names[0] in old_children
-        for map_name in map_names
-    }
-    new_children: dict[str, nn.Module] = {}
-    for child, module in old_children.items():
+    for child in children:
         delattr(parent, child)
-        name = fused_names.get(child, child)
+    for child, module in children.items():
+        name = FUSED_NAMES.get(child, child)
         if isinstance(module, nn.Conv2d):
-            new_children[name] = make_convolution(module)
+            parent.add_module(name, make_convolution(module))
         elif not isinstance(module, nn.Linear):
-            new_children[name] = module
-        elif name not in new_children:  # a single map, or the first of several that become one layer
-            bases = [cast("nn.Linear", old_children[map_name]) for map_name in FUSED_MAPS.get(name, (child,))]
-            new_children[name] = make_linear(bases)
-    for name, module in new_children.items():
-        parent.add_module(name, module)
+            parent.add_module(name, module)
+        elif not hasattr(parent, name):  # a single map, or the first of several that become one layer
+            bases = [cast("nn.Linear", children[map_name]) for map_name in FUSED_MAPS.get(name, (child,))]
+            parent.add_module(name, make_linear(bases))
     if next(parent.parameters()).is_cuda:
         torch.cuda.empty_cache()  # the next layers have other sizes, and cannot use the freed blocks

@@ -76,8 +76,7 @@ def inspect_checkpoint(
     config = read_network_config(folder)
     weights: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        tensors, _ = read_header(path)
-        weights |= tensors
+        weights |= read_header(path)[0]
     proprio_names = [name for name in weights if name.startswith(PROPRIO_PREFIX)]
     proprio_weights = {name: weights.pop(name) for name in proprio_names}
     if _module_file(folder, "vision_backbone") or _module_file(folder, "noisy_action_projector"):
@@ -132,10 +131,7 @@ def _check_foreign_adapter(adapter: Path, base: Path) -> None:
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """The file that holds a module's state dict, or None. The name pattern is as loose as openvla-oft's.
-
-    Raises BadInput when several files match.
-    """
+    """The file that holds a module's state dict, or None; found by openvla-oft's loose pattern. Raises BadInput."""
     paths = sorted(folder.glob(f"*{module}*checkpoint*"))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)

@@ -5,10 +5,9 @@ them. A recording holds a forward pass, or a forward and a backward pass. All re
 replay overwrites the results of the replay before it. Results are therefore copied out at once, and no other pass may
 run between a forward pass and its backward pass.
 
-While a pass with gradient is recorded, no other autograd graph may use a parameter. Such a graph keeps the node alive
-that adds up the parameter's gradient, and this node works on the stream on which it was made: as a rule on the default
-stream, which may not wait for a recording (CUDA raises an error). So whoever computes with parameters outside of the
-recordings, as the log-sum-exp of the token head does, must delete the result before the next pass.
+While a pass with gradient is recorded, no other autograd graph may use a parameter: the node that adds up its gradient
+works on the stream on which it was made, as a rule the default one, which may not wait for a recording. So whoever
+computes with parameters outside of the recordings must delete the result before the next pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -27,8 +26,8 @@ from vla.model import OpenVLAOFT
 from vla.pass_sizes import recorded_sizes
 
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
-# A recording takes GPU memory for its inputs and for every kernel. A small policy of ten tasks makes many, because its
-# batches have many sizes and prompts of several lengths: two such runs once filled the 80 GB of an H100.
+# A recording takes GPU memory for its inputs and for every kernel, and batches of a small policy of ten tasks have many
+# shapes: two such runs once filled the 80 GB of an H100.
 MOST_RECORDINGS = 64
 Part = Literal["forward", "trunk", "top"]  # the network's methods that are recorded
 NetworkArguments = tuple[Any, ...]  # tensors, or None for an argument that is not used
@@ -55,7 +54,7 @@ class Recording:
 
 
 class GraphedNetwork:
-    """Stands in for the network, whose parts `forward`, `trunk` and `top` it runs by replaying CUDA graphs."""
+    """Runs parts of a network by replaying CUDA graphs."""
 
     def __init__(self, network: OpenVLAOFT):
         self.network = network
@@ -65,8 +64,7 @@ class GraphedNetwork:
         self._gradients: dict[Tensor, Tensor] = {}
         self._warm: set[Hashable] = set()  # keys of passes that were warmed up
         self._pool = torch.cuda.graph_pool_handle()
-        # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has
-        # ever worked on.
+        # One stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has worked on
         self._stream = torch.cuda.Stream()
         network.vision_backbone.second_stream = torch.cuda.Stream()
         self._anchor = torch.zeros(
@@ -189,10 +187,7 @@ class GraphedNetwork:
 
 @contextmanager
 def _as_out_of_memory_error() -> Iterator[None]:
-    """Raise torch.OutOfMemoryError also where CUDA reports missing memory by a RuntimeError.
-
-    At the end of a recording CUDA takes memory that does not come from torch's allocator.
-    """
+    """Raise torch.OutOfMemoryError also where CUDA itself, at the end of a recording, lacks memory (RuntimeError)."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -204,10 +199,7 @@ def _as_out_of_memory_error() -> Iterator[None]:
 
 
 class _Replay(torch.autograd.Function):
-    """Replay forward and backward passes in autograd.
-
-    The anchor is a tensor that requires a gradient, so that autograd calls `backward`; it gets none.
-    """
+    """Replay forward and backward passes in autograd. The anchor requires a gradient, so that it calls `backward`."""
 
     @staticmethod
     def forward(
@@ -223,8 +215,8 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         if ctx.network.replays != ctx.replay_index:
             raise RuntimeError(
-                "another pass of the network ran between this forward pass and its backward pass, and overwrote its "
-                "activations: call backward first, or load the policy without CUDA graphs"
+                "another pass has overwritten the activations of this forward pass: call backward first, or load the "
+                "policy without CUDA graphs"
             )
         ctx.network.take_gradients()
         for recorded_gradient, gradient in zip(ctx.recording.output_gradients, gradients, strict=True):

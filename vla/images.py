@@ -50,8 +50,7 @@ def to_levels(images: np.ndarray) -> np.ndarray:
 def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
     """Encode and decode an image uint8 (H, W, 3) as JPEG, as the training data were.
 
-    Two libraries are needed. TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast DCT
-    and smooth chroma, which only simplejpeg offers.
+    TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast one, as only simplejpeg does.
     """
     return decode_jpeg(encode_jpeg(image))
 
@@ -95,10 +94,9 @@ def _weighted_sums(source: np.ndarray, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs that each output of a resize sums up, and their weights.
+    """The T inputs in order that each output of a resize sums up, (T, num_out), and their weights (T, num_out, 1, 1).
 
-    Returns the indices of each output's T inputs in order, (T, num_out), and their weights, (T, num_out, 1, 1). Where
-    an output has fewer than T inputs, the rest have weight 0.
+    Where an output has fewer than T inputs, the rest have weight 0.
     """
     matrix = lanczos_weights(num_in, num_out)
     is_used = matrix != 0
@@ -113,8 +111,7 @@ def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
 def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
     """Weights (num_out, num_in) float32 of TensorFlow's resize with antialias=True; row i makes output i.
 
-    The kernel is stretched by the reduction factor (never shrunk), sampled at pixel centres, cut off at the border and
-    normalised again.
+    The kernel is stretched by the reduction factor, sampled at pixel centres, cut off at the border and normalised.
     """
     one = np.float32(1)
     half = np.float32(0.5)
@@ -186,10 +183,7 @@ def _interpolate(first: np.ndarray, second: np.ndarray, fraction: np.ndarray) ->
 
 @lru_cache(maxsize=16)
 def _crop_taps(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each output pixel the two source pixels and the weight of the second, (S,) each.
-
-    The corner pixels of the output are at the corners of the crop.
-    """
+    """For each output pixel, at the corners those of the crop, two source pixels and the second's weight, (S,) each."""
     side = np.sqrt(np.float32(CROP_AREA))
     last = np.float32(size - 1)
     start = (np.float32(1) - side) / np.float32(2)

@@ -55,8 +55,8 @@ class MergeArgs:
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
     """Write the merged folder. Returns a sentence that says how well it agrees with the unmerged policy.
 
-    The two are compared in the base's dtype, on synthetic observations: on every observation they may differ only by
-    rounding. Raises BadInput, and leaves no folder, when they disagree.
+    The two are compared in the base's dtype, on synthetic observations. Raises BadInput, and leaves no folder, when
+    they differ by more than rounding.
     """
     adapter = resolve_pointer(adapter)
     if out.exists():
@@ -101,7 +101,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
 
 
 def check_named_base(adapter: StoredAdapter, base: str) -> None:
-    """Raise BadInput for another base than the adapter names, if nothing else tells whether it was trained on it."""
+    """Raise BadInput for another base than the adapter names, if it does not hold its base's fingerprint."""
     named = str(adapter.base_model)
     if adapter.base_fingerprint is None and Path(base).resolve() != Path(named).resolve():
         raise BadInput(

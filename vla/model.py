@@ -89,10 +89,7 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """Turns the robot's state into one token of the language model.
-
-    Checkpoints hold its state dict in a `.pt` file of its own.
-    """
+    """Turns the robot's state into one token of the language model; a `.pt` file of its own holds its state dict."""
 
     def __init__(self, proprio_dim: int, llm_dim: int):
         super().__init__()
@@ -112,14 +109,13 @@ class ProprioProjector(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """A layer of the L1 head."""
+    """A layer of the L1 head: (..., dim) -> (..., dim)."""
 
     def __init__(self, dim: int):
         super().__init__()
         self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., dim) -> (..., dim)."""
         return x + self.ffn(x)
 
 
@@ -143,10 +139,7 @@ class ResidualMLP(nn.Module):
 
 
 class L1RegressionHead(nn.Module):
-    """Predicts continuous normalised actions from the hidden states at the action positions.
-
-    Checkpoints hold its state dict in a `.pt` file of its own.
-    """
+    """Predicts normalised actions from the hidden states at the action positions; it has a `.pt` file, too."""
 
     def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
         super().__init__()
@@ -188,9 +181,8 @@ class OpenVLAOFT(nn.Module):
         self.trained_blocks: int | None = None
         self._first_layer_of_top = 0
         self._count_blocks([*self.vision_backbone.computed_blocks, *self.language_model.model.layers])
-        # How many blocks recompute their activations in the backward pass instead of keeping them. These are the first
-        # in training, in the order of the forward pass, so those of the vision transformers come first: they save more
-        # memory for the time that recomputing takes.
+        # How many blocks recompute their activations in the backward pass: the first in training, so those of vision
+        # come first, which save more memory for the time that recomputing takes.
         self.recomputed_blocks = 0
         # The functions that run a block, or their compiled versions
         self._vit_block: Callable[..., Tensor] = vit_block
@@ -226,13 +218,12 @@ class OpenVLAOFT(nn.Module):
 
     def compile_blocks(self) -> None:
         """Compile the blocks with torch.compile, which fuses their small operations."""
-        # torch makes separate code for student and teacher, with and without gradient, and for each prompt length. One
-        # code serves all batch sizes from 2 on (see `run_block`). A batch of 1 gets its own.
+        # torch makes separate code for student and teacher, with and without gradient, for each prompt length, and for
+        # a batch of 1; one code serves all larger batches (see `run_block`).
         torch._dynamo.config.recompile_limit = 64
         # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
-        # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. Their code is part of the
-        # key by which it is found again. (Older versions of torch do not have this.)
+        # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. (Older versions lack this.)
         if hasattr(torch._functorch.config, "autograd_cache_allow_custom_autograd_functions"):
             torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
         self._vit_block = torch.compile(vit_block)

@@ -105,10 +105,7 @@ def save_network(
     dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
 ) -> None:
-    """Save a network without adapters as a checkpoint folder.
-
-    Writes config.json, the weights in `dtype`, and proprio projector and L1 head in their own dtypes.
-    """
+    """Save a network without adapters: config.json, weights in `dtype`, projector and L1 head in their own dtypes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     weights = {

@@ -22,7 +22,7 @@ FINGERPRINT_BYTES = 4096  # how much `fingerprint` reads at the start, the middl
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is stored, and what its file's header says about it."""
+    """A tensor in a file, and what the file's header says about it."""
 
     path: Path
     name: str
@@ -44,12 +44,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Read a safetensors file's header: its tensors by name, and its metadata.
-
-    Raises BadInput when the file is missing or not whole.
-    """
-    if not path.is_file():
-        raise BadInput(f"{path} is missing: download the checkpoint again, or copy all of its files")
+    """Read a safetensors file's header: its tensors by name, and its metadata. Raises BadInput."""
     tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
@@ -59,7 +54,9 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         refuse_lfs_pointer(path)
-        raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
+        raise BadInput(
+            f"{path} is missing or no whole safetensors file ({error}): download the checkpoint again"
+        ) from error
 
 
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
@@ -73,24 +70,17 @@ def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
 def stream_tensors(
     tensors: Iterable[StoredTensor], device: torch.device = CPU, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read tensors one at a time. Yields (name, tensor on `device` in `dtype`); one file is open at a time.
-
-    dtype None: as stored.
-    """
+    """Read tensors one at a time. Yields (name, tensor on `device` in `dtype`, or as stored)."""
     for path, stored_tensors in by_file(tensors).items():
         with safe_open(path, framework="pt", device=str(device)) as file:
             for stored in stored_tensors:
                 tensor = file.get_tensor(stored.name)
-                # On the CPU, safetensors returns a view of the mapped file. Copy it, so that the tensor does not change
-                # when the file changes or disappears later.
+                # On the CPU, safetensors returns a view of the mapped file, which may change or disappear later.
                 yield stored.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a small safetensors file to the CPU, in their stored dtype.
-
-    Raises BadInput when it is missing or not whole.
-    """
+    """Read all tensors of a small safetensors file to the CPU, in their stored dtype. Raises BadInput."""
     stored, _ = read_header(path)
     return dict(stream_tensors(stored.values()))
 
@@ -110,10 +100,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """Read a `.pt` state dict to the CPU. The prefix `module.` that distributed training adds to names is removed.
-
-    Code in the file is not executed. Raises BadInput for a damaged file and for git-lfs's pointer to the file.
-    """
+    """Read a `.pt` state dict to the CPU, without the prefix `module.` that distributed training adds. Raises BadInput."""
     refuse_lfs_pointer(path)
     with undamaged(path):
         state = torch.load(path, map_location="cpu", weights_only=True)
