@@ -34,14 +34,6 @@ EVALUATION_CASES = ["a_1img", "b_2img_proprio", "c_batch_1img", "d_batch_2img_pr
 TRAINING_CASES = ["e_train_1img", "f_train_2img_proprio"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def networks() -> dict[bool, OpenVLAOFT]:
     """By whether it has the checkpoint's proprio projector: half of the cases use none."""
@@ -115,19 +107,14 @@ def _assert_close(ours, golden: np.ndarray, tolerance: float) -> None:
 
 
 def test_logits_and_hidden_states_are_the_references(case_and_outputs):
-    case, _, logits, hidden = case_and_outputs
+    case, network, logits, hidden = case_and_outputs
     _assert_close(hidden, case["action_hidden_states"], HIDDEN)
     _assert_close(logits, case["logits_31744_32000"], LOGITS)
     assert np.array_equal(logits.argmax(-1) + 31744, case["greedy_last256"])
-
-
-def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
-    case, network, _, hidden = case_and_outputs
     with torch.no_grad():
-        logits = network.language_model.lm_head(hidden).float()
-    assert np.array_equal(logits.argmax(-1), case["greedy_full_vocab"])
-    _assert_close(logits.logsumexp(-1), case["logsumexp_full_vocab"], LOGITS)
-    _assert_close(logits.gather(-1, torch.from_numpy(case["top5_ids"])), case["top5_values"], LOGITS)
+        all_logits = network.language_model.lm_head(hidden).float()
+    assert np.array_equal(all_logits.argmax(-1), case["greedy_full_vocab"])
+    _assert_close(all_logits.logsumexp(-1), case["logsumexp_full_vocab"], LOGITS)
 
 
 def test_l1_head_is_the_references(case_and_outputs, action_head):
@@ -194,20 +181,6 @@ def test_l1_loss_gradients_are_the_references(name, networks, action_head):
     _assert_gradient_norms(golden, ours)
 
 
-def test_gradient_checkpointing_changes_no_gradient(networks):
-    case = Case("f_train_2img_proprio")
-    network = networks[True]
-    gradients = {}
-    for enabled in (False, True):
-        network.recomputed_blocks = network.num_blocks if enabled else 0
-        with _trainable(network):
-            network(*case.inputs)[0].logsumexp(-1).sum().backward()
-            gradients[enabled] = {key: p.grad for key, p in network.named_parameters() if p.grad is not None}
-    network.recomputed_blocks = 0
-    assert gradients[True].keys() == gradients[False].keys()
-    assert all(torch.equal(gradients[True][key], gradients[False][key]) for key in gradients[True])
-
-
 # The written-out blocks are transformers', and compiling them changes nothing
 
 
@@ -238,7 +211,7 @@ def test_block_is_transformers_with_full_attention_a_mask_and_chosen_positions(k
         torch.testing.assert_close(at_positions, torch.stack([expected[0, 3:6], expected[1, 6:9]]))
 
 
-def test_compiled_blocks_have_the_same_outputs_and_gradients(small_one_image, monkeypatch):
+def test_compiled_and_recomputed_blocks_have_the_same_outputs_and_gradients(small_one_image, monkeypatch):
     network = load_small_network(small_one_image)
     network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
     train_network_a_little(network)
@@ -254,11 +227,13 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(small_one_image, mo
         return [logits, hidden, teachers_logits, *gradients]
 
     eager = outputs()
+    network.recomputed_blocks = network.num_blocks
+    assert all(map(torch.equal, outputs(), eager))
     # Traced as for a GPU, but run without generating code, which takes a minute on a CPU.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     network.compile_blocks()
     torch.testing.assert_close(outputs(), eager)
-    network.recomputed_blocks = network.num_blocks
+    network.recomputed_blocks = 0
     torch.testing.assert_close(outputs(), eager)
 
 
