@@ -125,7 +125,7 @@ def undamaged(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # torch and others raise a dozen kinds
-        raise BadInput(f"{path} is damaged ({first_line(error)}): copy or download it again") from error
+        raise BadInput(f"{path} cannot be read ({first_line(error)}): copy or download it again") from error
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, read_fields, refuse_lfs_pointer, undamaged
+from contracts import read_fields, refuse_lfs_pointer, undamaged
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
@@ -46,17 +46,12 @@ def weight_files(folder: Path) -> list[Path]:
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Read a safetensors file's header: its tensors by name, and its metadata. Raises BadInput."""
     tensors = {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
-                header = file.get_slice(name)
-                tensors[name] = StoredTensor(path, name, header.get_dtype(), tuple(header.get_shape()))
-            return tensors, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        refuse_lfs_pointer(path)
-        raise BadInput(
-            f"{path} is missing or no whole safetensors file ({error}): download the checkpoint again"
-        ) from error
+    refuse_lfs_pointer(path)
+    with undamaged(path), safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
+            header = file.get_slice(name)
+            tensors[name] = StoredTensor(path, name, header.get_dtype(), tuple(header.get_shape()))
+        return tensors, file.metadata() or {}
 
 
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
@@ -100,7 +95,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """Read a `.pt` state dict to the CPU, without the prefix `module.` that distributed training adds. Raises BadInput."""
+    """Read a `.pt` state dict to the CPU, without the `module.` that distributed training adds. Raises BadInput."""
     refuse_lfs_pointer(path)
     with undamaged(path):
         state = torch.load(path, map_location="cpu", weights_only=True)
