@@ -290,12 +290,7 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     trained_on = read_trained_on(Path(str(config.model.checkpoint)))
     if trained_on is None:
         return
-    bddl_file = config.simulator.bddl_file
-    num_trained = sum(
-        trained_on.contains(key.task_suite, key.task_id, key.init_state_id, bddl_file)
-        for key in plan
-        if not key.fresh
-    )
+    num_trained = sum(trained_on.contains(key, config.simulator.bddl_file) for key in plan)
     if num_trained > 0:
         say(
             f"{num_trained} of {len(plan)} episodes start from initial states that {config.model.checkpoint} was "

@@ -62,7 +62,7 @@ from configs.config import TrainConfig
 from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import TrainerState, save_checkpoint
-from experiment.evaluation import evaluate_and_record, evaluation_is_due
+from experiment.evaluation import evaluate_and_record, evaluation_is_due, time_left
 from experiment.interrupts import interruptible, until_the_end
 from experiment.metrics import (
     advantage_metrics,
@@ -75,7 +75,6 @@ from experiment.report import conclude
 from experiment.run_folder import Run
 from experiment.setup import Setup, open_run, save_first_files, set_up
 from experiment.terminal import Activity, log_to_terminal, show_progress
-from experiment.time_left import time_left
 from preflight import check_machine, probe
 from rl.advantages import estimate_advantages, explained_variance
 from rl.behaviour import behaviour_in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from experiment.run_folder import Run, evaluation_path, video_folder
 from experiment.statistics import Successes, count_successes
 from experiment.verdict import NEARLY_ALL
 from rl.phases import end_of_warmup, phase_at
+from rl.rollout import Rollout
 from rl.update import Learner
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,24 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
     if evaluated_at is None:
         return True
     return any(evaluated_at < step <= state.global_step for step in evaluation_steps(config))
+
+
+def time_left(
+    config: TrainConfig, state: TrainerState, rollout: Rollout, update_s: float, episode_s: float
+) -> float:
+    """Seconds to the end of the run.
+
+    `update_s`: of the last update and its rollout. `episode_s`: of an episode of the last evaluation; 0 before there
+    was one, which leaves evaluations out.
+    """
+    steps_left = max(0, config.phases.total_steps - state.global_step)
+    updates_left = math.ceil(steps_left / rollout.env_steps)  # the last rollout is as long as the others
+    evaluated_at = -1 if state.evaluated_at is None else state.evaluated_at
+    evaluations_left = sum(step > evaluated_at for step in evaluation_steps(config))
+    first_state, end_state = config.task.eval_init_states
+    starts = len(config.task.task_ids) * (end_state - first_state)
+    episodes = starts * (1 + config.evaluation.eval_trials)
+    return updates_left * update_s + evaluations_left * episodes * episode_s
 
 
 def evaluate_and_record(

@@ -27,6 +27,7 @@ from contracts import (
     write_json,
 )
 from envs.assets import find_pack
+from experiment.episodes import EpisodeKey
 from experiment.file_lock import lock_file
 from experiment.provenance import Provenance, provenance, simulator_packages
 from experiment.terminal import log_to_file
@@ -278,19 +279,20 @@ class TrainedOn:
     task: TaskConfig
     simulator: SimulatorConfig
 
-    def contains(self, task_suite: str, task_id: int, init_state_id: int, bddl_file: str | None) -> bool:
-        """Whether training used this official initial state.
+    def contains(self, key: EpisodeKey, bddl_file: str | None) -> bool:
+        """Whether training used the official initial state of an episode.
 
         bddl_file: the user's own task, which has the ids of the suite's first task; None: the suite's task itself.
         """
         task = self.task
-        if task.train_init_states == "fresh" or task_suite != task.task_suite or task_id not in task.task_ids:
+        is_task = key.task_suite == task.task_suite and key.task_id in task.task_ids
+        if key.fresh or task.train_init_states == "fresh" or not is_task:
             return False
         first, end = task.train_init_states
         own_tasks = {
             None if file is None else Path(file).resolve() for file in (self.simulator.bddl_file, bddl_file)
         }
-        return len(own_tasks) == 1 and first <= init_state_id < end
+        return len(own_tasks) == 1 and first <= key.init_state_id < end
 
 
 def read_trained_on(checkpoint: Path) -> TrainedOn | None:

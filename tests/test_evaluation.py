@@ -30,13 +30,15 @@ from experiment.evaluation import (
     evaluation_is_due,
     metrics_of,
     play_evaluation,
+    time_left,
 )
 from experiment.evaluator import Conditions, evaluate, write_video
 from experiment.results import read_results
 from experiment.run_folder import METRICS_FILE, Run, read_metrics
 from experiment.statistics import Successes
+from rl.rollout import Rollout
 from rl.update import Learner
-from tests.fakes import FakePolicy, FakePool, Script, adamw
+from tests.fakes import FakePolicy, FakePool, Script, adamw, trajectory
 
 KEYS = [EpisodeKey("libero_spatial", 0, False, 40 + i) for i in range(4)]
 
@@ -171,6 +173,22 @@ def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_t
     assert [step for step in range(0, 100) if is_due(0, step)][:1] == [30]  # the warmup's end
     assert [step for step in range(0, 300) if is_due(30, step)][:1] == [100]
     assert [step for step in range(0, 300) if is_due(130, step)][:1] == [200]
+
+
+@pytest.mark.parametrize(
+    ("global_step", "updates_s", "evaluations_s"),
+    [
+        (230, 7 * 300.0, 2 * 30 * 3.0),  # evaluations at 300 and 310
+        (310, 0.0, 30 * 3.0),  # the last evaluation
+    ],
+)
+def test_the_time_left_counts_updates_and_evaluations(global_step, updates_s, evaluations_s):
+    config = changed(CONFIG, total_steps=310)
+    state = TrainerState(global_step, evaluated_at=global_step - 10)
+    rollout = Rollout([trajectory(2), trajectory(1)], {}, wall_s=40.0, errors=0)
+    assert rollout.env_steps == 12
+    seconds = time_left(config, state, rollout, update_s=300.0, episode_s=3.0)
+    assert seconds == pytest.approx(updates_s + evaluations_s)
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):

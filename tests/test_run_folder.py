@@ -16,6 +16,7 @@ from configs.config import TrainConfig, changed, config_from_json
 from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
+from experiment.episodes import EpisodeKey
 from experiment.run_folder import (
     METRICS_FILE,
     Run,
@@ -202,37 +203,34 @@ def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
 ):
     settings = {"task__task_ids": [0, 4], "task__train_init_states": states, "simulator__bddl_file": of_run}
     folder = store(tmp_path / "run", ROWS, **settings)
+    suite, task_id, state = key
     trained_on = read_trained_on(folder / "checkpoints" / "best")
-    assert trained_on.contains(*key, of_evaluation) is trained
+    assert trained_on.contains(EpisodeKey(suite, task_id, False, state), of_evaluation) is trained
     assert read_trained_on(tmp_path / "merged") is None  # in no run folder
 
 
 # the end of its time
 
 
-def test_time_is_up_once_the_program_has_run_for_its_hours(monkeypatch, tmp_path):
-    run = start_run(config(tmp_path, max_hours=2.0), ARGV)
+class SecondRank:
+    """Its clock does not count: it would wait for ranks that have stopped."""
+
+    rank = 1
+    is_main = False
+
+    def from_main(self, seconds):
+        return 7200.0
+
+
+def test_time_is_up_for_all_ranks_once_rank_0_has_run_for_its_hours(monkeypatch, tmp_path):
+    settings = config(tmp_path, max_hours=2.0)
+    run = start_run(settings, ARGV)
     now = PROGRAM_STARTED + 2 * 3600 - 1
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     run.stop_when_time_is_up()
+    with pytest.raises(TimeIsUp):
+        Run(tmp_path, settings, SecondRank()).stop_when_time_is_up()
     now += 2  # not exactly at the limit, where the sum may be rounded down
     with pytest.raises(TimeIsUp, match="--max-hours 2"):
-        run.stop_when_time_is_up()
-    run.close()
-
-
-def test_all_ranks_stop_by_the_clock_of_rank_0(monkeypatch, tmp_path):
-    """Otherwise a rank whose clock is behind would wait for ranks that have stopped."""
-
-    class SecondRank:
-        rank = 1
-        is_main = False
-
-        def from_main(self, seconds):
-            return 7200.0
-
-    monkeypatch.setattr(time, "perf_counter", lambda: PROGRAM_STARTED)
-    run = Run(tmp_path, config(tmp_path, max_hours=2.0), SecondRank())
-    with pytest.raises(TimeIsUp):
         run.stop_when_time_is_up()
     run.close()
