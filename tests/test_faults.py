@@ -13,9 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -51,23 +49,11 @@ MACHINE = {"cpus": 1, "gpus": [], "gpu_gib": [], "processor": "", "system": ""}
 FOUND = {"git": {}, "versions": {}, "machine": MACHINE}
 
 
-@dataclass(frozen=True)
-class Moment:
-    """A call of a function while the run's pointers name these checkpoints."""
-
-    owner: object
-    function: str
-    latest: str | None  # None: there is none yet
-    best: str | None = None  # None: any or none
-    call: int = 1  # the first one
-
-
-# In the second update: step_24 is saved, step_48 is not.
-ROLLOUT = Moment(FakePool, "step", "step_24")
-METRICS_LINE = Moment(experiment.run_folder, "write_and_flush", "step_24")
-CHECKPOINT = Moment(torch, "save", "step_24", call=2)  # the adapter is on the disk already
-POINTER = Moment(experiment.checkpoints, "write_pointer", "step_24")  # all of the checkpoint is on the disk
-MOMENTS = {"rollout": ROLLOUT, "checkpoint": CHECKPOINT, "pointer": POINTER}
+# Moments: a function, and the checkpoint that `latest` names when it is called. In the second update step_24 is saved,
+# step_48 is not.
+ROLLOUT = (FakePool, "step", "step_24")
+CHECKPOINT = (torch, "save", "step_24")  # the adapter is on the disk already
+POINTER = (experiment.checkpoints, "write_pointer", "step_24")  # all of the checkpoint is on the disk
 
 
 @pytest.fixture(autouse=True)
@@ -123,22 +109,20 @@ def resumes_to_the_same_result(run: Path) -> bool:
         return command_line(patch, "--resume", str(run)) == 0 and results(run) == straight()
 
 
-def at(monkeypatch, output: Path, moment: Moment, act: Callable[..., None]) -> None:
-    """When the run in `output` comes to the moment, call `act` first, with the arguments of the function."""
-    original = getattr(moment.owner, moment.function)
-    calls = 0
+def at(monkeypatch, output: Path, moment: tuple[object, str, str], act: Callable[..., None]) -> None:
+    """When the run in `output` first comes to the moment, call `act`, with the arguments of the function."""
+    owner, function, latest = moment
+    original = getattr(owner, function)
+    has_come = False
 
     def patched(*args, **kwargs):
-        nonlocal calls
-        has_come = pointer(output, "latest") == moment.latest and (
-            moment.best is None or pointer(output, "best") == moment.best
-        )
-        calls += has_come
-        if has_come and calls == moment.call:
+        nonlocal has_come
+        if not has_come and pointer(output, "latest") == latest:
+            has_come = True
             act(*args)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(moment.owner, moment.function, patched)
+    monkeypatch.setattr(owner, function, patched)
 
 
 def pointer(output: Path, name: str) -> str | None:
@@ -148,19 +132,16 @@ def pointer(output: Path, name: str) -> str | None:
     return None
 
 
-def stopped_at(moment: Moment, act: Callable[..., None], output: Path, *flags: str) -> int:
-    """How a run ends in a forked process that calls `act` at the moment: an exit code, or minus a signal."""
+def killed_at(moment: tuple[object, str, str], output: Path, *flags: str) -> Path:
+    """The folder of a run in a forked process that dies by kill -9 at the moment."""
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)  # the parent's threads do not exist here
         with pytest.MonkeyPatch.context() as patch:
-            at(patch, output, moment, act)
+            at(patch, output, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
             os._exit(start(patch, output, *flags))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def kill(*_) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return only_run(output)
 
 
 def results(run: Path) -> tuple[list, bytes, dict]:
@@ -219,56 +200,39 @@ runpy.run_path("{script}", run_name="__main__")
     assert (done.returncode, done.stderr) == (130, f"{script}: interrupted\n")
 
 
-@pytest.mark.parametrize(("moment", "stop_signal"), zip(MOMENTS, cycle(STOP_SIGNALS)))
-def test_a_signal_at_any_moment_is_one_line_and_the_run_goes_on_to_the_same_result(
-    monkeypatch, capsys, tmp_path, moment, stop_signal
+def test_a_signal_during_a_rollout_is_one_line_and_the_run_goes_on_to_the_same_result(
+    monkeypatch, capsys, tmp_path
 ):
-    at(monkeypatch, tmp_path, MOMENTS[moment], lambda *_: signal.raise_signal(stop_signal))
+    at(monkeypatch, tmp_path, ROLLOUT, lambda *_: signal.raise_signal(signal.SIGTERM))
     assert start(monkeypatch, tmp_path) == 130
     captured = capsys.readouterr()
     run = only_run(tmp_path)
     assert one_line(captured.err) == "train_grpo.py: interrupted"
     assert captured.out.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
-    assert (run / "train.log").read_text().endswith("  interrupted\n")
-    assert not (run / "checkpoints" / ".writing").exists()
     assert resumes_to_the_same_result(run)
 
 
 # kill -9
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_kill_9_at_any_moment_loses_the_rollout_under_way_at_most(tmp_path, moment):
-    assert stopped_at(MOMENTS[moment], kill, tmp_path) == -signal.SIGKILL
-    run = only_run(tmp_path)
+@pytest.mark.parametrize("moment", [CHECKPOINT, POINTER])
+def test_kill_9_while_a_checkpoint_is_written_loses_the_rollout_under_way_at_most(tmp_path, moment):
+    run = killed_at(moment, tmp_path)
     finished = sum("rollout/trajectories" in row for row in read_metrics(run / METRICS_FILE))
     assert stored_state(run)["update"] >= finished - 1  # a record comes before its checkpoint
     assert resumes_to_the_same_result(run)
     assert list((run / "checkpoints").glob(".*")) == []
 
 
-@pytest.mark.parametrize("best", [None, "step_24"])
-def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, best):
-    """By returns the first update is the best, as all are equal. `best` moves first, then `latest`."""
-    moment = Moment(experiment.checkpoints, "write_pointer", "step_0", best)
-    assert stopped_at(moment, kill, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
-    assert pointer(tmp_path, "best") == best
-    run = only_run(tmp_path)
+def test_kill_9_before_a_checkpoints_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path):
+    """By returns the first update is the best, as all are equal."""
+    moment = (experiment.checkpoints, "write_pointer", "step_0")
+    run = killed_at(moment, tmp_path, "--best-by", "return", "--no-warmup")
+    assert pointer(tmp_path, "best") is None
     assert command_line(monkeypatch, "--resume", str(run)) == 0
     assert pointer(tmp_path, "best") == "step_24"
     metadata = json.loads((run / "checkpoints" / "step_24" / "metadata.json").read_text())
     assert metadata["return_average"] == 1.0
-
-
-def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path):
-    def write_half(descriptor: int, data: bytes) -> None:
-        os.write(descriptor, data[:40])
-        kill()
-
-    assert stopped_at(METRICS_LINE, write_half, tmp_path) == -signal.SIGKILL
-    run = only_run(tmp_path)
-    assert not (run / METRICS_FILE).read_text().endswith("\n")
-    assert resumes_to_the_same_result(run)
 
 
 # disks
@@ -295,19 +259,6 @@ def test_a_checkpoint_that_no_longer_fits_is_one_line_and_the_last_one_stays(mon
     assert resumes_to_the_same_result(run)
 
 
-def test_a_metrics_line_on_a_full_disk_is_one_line(monkeypatch, capsys, tmp_path):
-    """/dev/full refuses as a full disk does."""
-
-    def fill_disk(descriptor: int, _: bytes) -> None:
-        os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
-
-    at(monkeypatch, tmp_path, METRICS_LINE, fill_disk)
-    assert start(monkeypatch, tmp_path) == 2
-    assert "(No space left on device)" in one_line(capsys.readouterr().err)
-    assert pointer(tmp_path, "latest") == "step_24"
-    assert resumes_to_the_same_result(only_run(tmp_path))
-
-
 # the loop
 
 
@@ -317,7 +268,7 @@ def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypa
     at(
         monkeypatch,
         tmp_path,
-        Moment(FakePool, "step", "step_96"),
+        (FakePool, "step", "step_96"),
         lambda *_: signal.raise_signal(signal.SIGINT),
     )
     assert start(monkeypatch, tmp_path, "--no-warmup", "--total-steps", "1000") == 130
@@ -337,7 +288,7 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     at(
         monkeypatch,
         tmp_path,
-        Moment(experiment.evaluation, "play_evaluation", "step_72"),
+        (experiment.evaluation, "play_evaluation", "step_72"),
         lambda *_: failing.clear(),
     )
     assert start(monkeypatch, tmp_path, "--eval-init-states", "40", "42") == 0
