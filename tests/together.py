@@ -44,21 +44,6 @@ EPISODES = TrainingEpisodes(
 )
 
 
-class GradientsKept(torch.optim.AdamW):
-    """AdamW that remembers the gradients of its steps."""
-
-    def __init__(self, policy: FakePolicy):
-        super().__init__([p for _, p in policy.named_trainable_parameters()], fused=True)
-        self.gradients: list[torch.Tensor] = []
-
-    def step(self) -> None:
-        if not self.found_inf:
-            self.gradients.append(
-                torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"] if p.grad is not None])
-            )
-        super().step()
-
-
 class Odd(FakePolicy):
     """May find no memory for two rows at once, or have a gradient of NaN for one observation."""
 
@@ -74,37 +59,19 @@ class Odd(FakePolicy):
 
 
 def update_of(
-    ranks: Ranks,
-    advantages=ADVANTAGES,
-    short_of_memory: int | None = None,
-    poisoned: bool = False,
-    **settings,
+    ranks: Ranks, short_of_memory: int | None = None, poisoned: bool = False, **settings
 ) -> dict[str, Any]:
-    """Gradients, parameters and metrics of an update of a policy that all ranks have."""
+    """Parameters and metrics of an update of a policy that all ranks have."""
     policy = Odd(adapter_scale=0.2)
-    batch = replace(acted_batch(policy, LENGTHS), advantages=advantages)
+    batch = replace(acted_batch(policy, LENGTHS), advantages=ADVANTAGES)
     policy.poison = batch.observations[2] if poisoned else None
     policy.room = 1 if ranks.rank == short_of_memory else 99
-    optimizer, policy.rows_run = GradientsKept(policy), 0
-    config = TrainConfig(
-        phases=PhaseConfig(warmup=False),
-        update=UpdateConfig(
-            **(
-                {
-                    "n_epochs": 2,
-                    "batch_size": 2,
-                    "micro_batch_size": 1,
-                    "lr": 1e-2,
-                    "desired_kl": None,
-                }
-                | settings
-            )
-        ),
-    )
-    learner = Learner(policy, None, optimizer, ranks)
+    policy.rows_run = 0
+    settings = {"n_epochs": 2, "micro_batch_size": 1, "lr": 1e-2, "desired_kl": None} | settings
+    config = TrainConfig(phases=PhaseConfig(warmup=False), update=UpdateConfig(**settings))
+    learner = Learner(policy, None, adamw(policy), ranks)
     metrics = update(learner, batch, phase_at(0, config.phases), config, 0)
     return {
-        "gradients": optimizer.gradients,
         "parameters": parameters_of(policy),
         "metrics": {key: value for key, value in metrics.items() if key != "train/time_s"},
         "rows_run": policy.rows_run,
@@ -120,8 +87,8 @@ def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int) -> Rollout:
     return play_rollout(EpisodePlayer(FakePolicy(), pool, STUDENT, Randomness(0, "x")), queue, ranks)
 
 
-def rollout_of(ranks: Ranks, num_slots: int = 1) -> dict[str, Any]:
-    pool = FakePool(script, num_slots)
+def rollout_of(ranks: Ranks) -> dict[str, Any]:
+    pool = FakePool(script, num_slots=3)
     return {"started": pool.started, "trajectories": contents(play(ranks, pool, EPISODES, 120).trajectories)}
 
 
@@ -145,11 +112,7 @@ def sampled_dynamically(ranks: Ranks) -> list:
 
 def evaluation_of(ranks: Ranks) -> dict[str, Any]:
     pool = FakePool(script)
-    keys = [
-        EpisodeKey("libero_spatial", 0, False, state, repeat)
-        for repeat in range(3)
-        for state in range(40, 45)
-    ]
+    keys = [EpisodeKey("libero_spatial", 0, False, state, 0) for state in range(30, 45)]
     played = evaluate(FakePolicy(), pool, keys, Rule("sample", 1.0), Conditions(seed=0), ranks)
     return {"episodes": [replace(result, seconds=0) for result in played], "played": len(pool.started)}
 
@@ -168,10 +131,8 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "uneven": update_of(ranks, batch_size=8),
         "one row each": update_of(ranks, batch_size=1),  # rank 1 never has an active row
         "poisoned": update_of(ranks, poisoned=True, batch_size=2, n_epochs=1),
-        "nothing active": update_of(ranks, torch.zeros(8), batch_size=2),
         "one rank short of memory": update_of(ranks, short_of_memory=1, batch_size=8, micro_batch_size=4),
         "rollout": rollout_of(ranks),
-        "rollout of three environments": rollout_of(ranks, num_slots=3),
         "dynamic sampling": sampled_dynamically(ranks),
         "evaluation": evaluation_of(ranks),
         "teacher": teachers_logprobs(ranks),
@@ -202,7 +163,7 @@ def main() -> None:
     try:
         ranks.gather("anyone?")
     except RanksLost as lost:
-        report["lost"] = (str(lost), lost.code)
+        report["lost"] = str(lost)
     torch.save(report, folder / "rank_0.pt")
 
 
