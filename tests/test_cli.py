@@ -35,14 +35,21 @@ def run_folder(tmp_path) -> Path:
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_train([]).config == PRESETS["libero_spatial"]
     assert parse_train(spelling).config == PRESETS["libero_goal"]
-    for preset in ([], ["--preset", "rl"], ["--preset", "guide"]):
-        assert parse_train([*spelling, *preset]).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
+    states = ["--train-init-states", "0", "20", "--eval-init-states", "20", "30"]
+    for flags in (
+        [],
+        ["--preset", "rl"],
+        ["--task-suite", "libero_goal_swap"],
+        ["--task-suite", "libero_goal_camera", *states],
+    ):
+        assert parse_train([*spelling, *flags]).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("--check-only --task-id 3", {"task_ids": (3,)}),
+        ("--learning-rate 1e-4 --total-timesteps 5", {"lr": 1e-4, "total_steps": 5}),  # other programs' names
         ("--no-warmup --task-ids 0 1 2", {"warmup": False, "task_ids": (0, 1, 2)}),
         ("--train-init-states 5 40 --eval-init-states 40 45 --micro-batch-size 2",
          {"train_init_states": (5, 40), "eval_init_states": (40, 45), "micro_batch_size": 2}),
@@ -50,10 +57,6 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
 )  # fmt: skip
 def test_flags_are_flat_and_change_one_field_each(line, expected):
     assert changes(line.split()) == expected
-
-
-def test_flags_have_the_names_of_other_programs_too():
-    assert changes(["--learning-rate", "1e-4", "--total-timesteps", "5"]) == {"lr": 1e-4, "total_steps": 5}
 
 
 def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder):
@@ -74,6 +77,7 @@ def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder
         (["--preset", "libero_90"], "--checkpoint"),  # no public one is known
         (["--preset", "rl", "--task-suite", "libero_90"], "--checkpoint"),
         (["--temperature", "0"], "--temperature"),
+        (["--task-suite", "libero_goal_camera"], "--train-init-states"),
     ],
 )
 def test_values_that_cannot_work_are_refused(argv, named):
@@ -127,24 +131,6 @@ def test_wrong_flags_of_an_evaluation_are_refused(flags, named):
         parse_eval([*CHECKPOINT, *flags.split()])
 
 
-# LIBERO-PRO and LIBERO-Plus
-
-
-@pytest.mark.parametrize("suite", ["libero_goal_swap", "libero_goal_camera"])
-def test_a_changed_suite_begins_with_the_preset_of_its_base(suite):
-    states = ["--train-init-states", "0", "20", "--eval-init-states", "20", "30"]
-    command = parse_train(["--task-suite", suite, *states])
-    assert command.config.task.task_suite == suite
-    assert command.config.model.checkpoint == PRESETS["libero_goal"].model.checkpoint
-    command = parse_train(["--preset", "rl", "--task-suite", suite, *states])
-    assert command.config.model.checkpoint == PRESETS["libero_goal"].model.checkpoint
-
-
-def test_training_on_variants_names_them():
-    with pytest.raises(BadInput, match="--train-init-states"):
-        parse_train(["--task-suite", "libero_goal_camera"])
-
-
 # resuming
 
 
@@ -158,13 +144,9 @@ def test_the_bundled_policy_is_found_from_any_folder(monkeypatch, tmp_path):
         assert parse_train(argv).config.model.checkpoint == str(ROOT / TINY_CHECKPOINT)
 
 
-def test_a_resumed_run_has_its_stored_configuration(run_folder):
-    assert parse_train(["--resume", str(run_folder)]).config == PRESETS["smoke"]
+def test_a_resumed_run_has_its_stored_settings_and_refuses_others(run_folder):
     again = ["--n-steps", str(PRESETS["smoke"].rollout.n_steps)]  # the same flag again is no contradiction
     assert parse_train(["--resume", str(run_folder), *again]).config == PRESETS["smoke"]
-
-
-def test_other_flags_are_refused_with_both_values(run_folder):
     with pytest.raises(BadInput, match=r"lr \(run: 0\.0002, now: 0\.5\), seed \(run: 0, now: 3\)"):
         parse_train(["--resume", str(run_folder), "--lr", "0.5", "--seed", "3"])
     with pytest.raises(BadInput, match="--preset"):

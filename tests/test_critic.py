@@ -126,13 +126,6 @@ def test_values_are_a_function_of_what_is_remembered_the_seed_and_the_update(tau
     assert not torch.equal(predictions_of(taught, played(9), seed=1), first)
 
 
-def test_a_single_remembered_decision_gives_values():
-    critic = Critic()
-    (one,) = played(1)
-    critic.remember([replace(one, decisions=one.decisions[:1])])
-    assert predictions_of(critic, played(3)).isfinite().all()
-
-
 def test_the_oldest_episodes_of_a_task_are_forgotten():
     critic = Critic()
     critic.remember(played(1, task_id=1))

@@ -55,31 +55,15 @@ def random_logprobs(generator: torch.Generator) -> torch.Tensor:
     return (2 * torch.randn(B, A, V, generator=generator)).log_softmax(-1)
 
 
-def surrogate_of(ratio: float, advantage: float) -> tuple[float, float]:
-    """Loss of one decision, and its derivative by the log-ratio."""
-    logratio = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    one = torch.ones(1, 1, dtype=torch.bool)
-    loss, _ = clipped_surrogate(logratio, torch.tensor([advantage], dtype=torch.float64), one, DEFAULT)
-    loss.sum().backward()
-    return loss.item(), logratio.grad.item()
-
-
 @given(ratio=st.floats(0.01, 100), advantage=st.floats(-10, 10))
 def test_surrogate_is_the_formula_of_the_specification(ratio, advantage):
     objective = min(ratio * advantage, min(max(ratio, 1 - 0.2), 1 + 0.28) * advantage)
     if advantage < 0:
         objective = max(objective, 3.0 * advantage)  # Ye et al. 2020, eq. 5
-    assert surrogate_of(ratio, advantage)[0] == pytest.approx(-objective, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "slope"),  # of the loss by the log-ratio: -ratio * A where nothing bounds it
-    [(0.5, 2, -1), (1.2, 2, -2.4), (1.3, 2, 0), (0.75, -2, 0), (0.85, -2, 1.7), (2.9, -2, 5.8), (3.1, -2, 0)],
-)
-def test_gains_end_above_1_28_for_success_and_below_0_8_for_failure_and_the_price_above_3(
-    ratio, advantage, slope
-):
-    assert surrogate_of(ratio, advantage)[1] == pytest.approx(slope)
+    logratio = torch.tensor([[math.log(ratio)]], dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    loss, _ = clipped_surrogate(logratio, torch.tensor([advantage], dtype=torch.float64), one, DEFAULT)
+    assert loss.item() == pytest.approx(-objective, rel=1e-6)
 
 
 def test_log_ratios_are_clamped_to_5(monkeypatch):

@@ -49,14 +49,6 @@ def test_causal_attention_is_found(policy, monkeypatch):
         attention_probe(policy, made_up_observation(policy))
 
 
-@pytest.mark.parametrize("probe", [attention_probe, image_probe])
-def test_logits_that_are_not_finite_are_called_so(policy, probe):
-    with torch.no_grad():
-        policy.network.language_model.model.norm.weight.fill_(3e38)
-    with pytest.raises(BadInput, match="not finite"):
-        probe(policy, made_up_observation(policy))
-
-
 def test_ignored_images_are_found(policy):
     with torch.no_grad():
         policy.network.projector.fc3.weight.zero_()
@@ -90,20 +82,10 @@ class ForgetsTheTemperature(FakePolicy):
         )
 
 
-class WithDropout(FakePolicy):
-    """Leaves dropout on in the learning pass."""
-
-    def chunk_logits(self, observations, kept=None):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return torch.nn.functional.dropout(super().chunk_logits(observations), 0.1, training=True)
-
-
-@pytest.mark.parametrize("fault", [ForgetsTheTemperature, WithDropout])
-def test_sampling_and_learning_that_differ_are_found(fault):
+def test_sampling_and_learning_that_differ_are_found():
     assert "0.0e+00" in check_logits_path(FakePolicy(), SEEN, 1.6)
     with pytest.raises(SelfCheckError, match="sampling and learning disagree"):
-        check_logits_path(fault(), SEEN, 1.6)
+        check_logits_path(ForgetsTheTemperature(), SEEN, 1.6)
 
 
 # an optimizer step arrives
@@ -127,15 +109,12 @@ def test_a_policy_that_follows_its_optimizer_gains_what_the_slope_promises_and_i
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
-def test_a_policy_that_keeps_old_parameters_is_found():
+def test_old_parameters_and_a_gradient_of_the_wrong_sign_are_found():
     with pytest.raises(SelfCheckError, match=r"brings -?0\.0000"):
         check_learning(KeepsACopy(), SEEN, 2)
-
-
-def test_a_gradient_of_the_wrong_sign_is_found():
     policy = FakePolicy()
-    policy.adapter.register_hook(torch.neg)
-    policy.bias.register_hook(torch.neg)
+    for parameter in policy.parameters():
+        parameter.register_hook(torch.neg)
     with pytest.raises(SelfCheckError, match=r"brings -0\.2"):
         check_learning(policy, SEEN, 2)
 
