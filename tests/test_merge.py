@@ -1,6 +1,5 @@
 """Merging an adapter into its base: what the folder holds, and what is refused."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard, save_torch_state_dict
 from safetensors.torch import load_file
 
-from contracts import BadInput, Observation
+from contracts import BadInput, read_json, write_json
 from tests.small_checkpoint import BUNDLED, load_policy, make_small_checkpoint, train_a_little
 from vla import merge as merge_module
 from vla.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
@@ -20,17 +19,13 @@ from vla.merge import judge, merge, merged_weight
 from vla.model_card import licence_of, write_card
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
-from vla.weights import INDEX_FILE, read_header, write_tensors
+from vla.weights import INDEX_FILE, write_tensors
 
 
 def trained_policy(base: Path, step: float = 0.05, **options) -> Policy:
     policy = load_policy(base, lora_alpha=8, **options)
     train_a_little(policy, step)
     return policy
-
-
-def made_up_observations(policy: Policy) -> list[Observation]:
-    return synthetic_observations(policy.num_images, policy.statistics.proprio, 4)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def merged(adapter, tmp_path_factory) -> Path:
 
 
 def test_merged_folder_is_the_adapter_on_top_of_its_base(policy, merged):
-    observations = made_up_observations(policy)
+    observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 4)
     plain = load_policy(merged)
     expected = policy.chunk_logits(observations).detach()
     torch.testing.assert_close(plain.chunk_logits(observations).detach(), expected, rtol=0, atol=1e-4)
@@ -78,8 +73,7 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     for key, tensor in before.weights.items():
         other = after.weights[key]
         assert (tensor.path.name, tensor.dtype, tensor.shape) == (other.path.name, other.dtype, other.shape)
-    indices = [json.loads((folder / INDEX_FILE).read_text()) for folder in (base, merged)]
-    assert indices[0] == indices[1]
+    assert read_json(base / INDEX_FILE) == read_json(merged / INDEX_FILE)
     names = {path.name for path in merged.iterdir()}
     copied = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
     assert names == copied | {"README.md"}
@@ -89,12 +83,12 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
 
 def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(adapter, tmp_path):
     changed = shutil.copytree(adapter, tmp_path / "adapter")
-    statistics = json.loads((changed / STATISTICS_FILE).read_text())
+    statistics = read_json(changed / STATISTICS_FILE)
     statistics["libero_spatial_no_noops"]["action"]["q99"][0] *= 2
-    (changed / STATISTICS_FILE).write_text(json.dumps(statistics))
+    write_json(changed / STATISTICS_FILE, statistics)
     merge(changed, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / STATISTICS_FILE).read_text()) == statistics
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["norm_stats"] == statistics
+    assert read_json(tmp_path / "out" / STATISTICS_FILE) == statistics
+    assert read_json(tmp_path / "out" / "config.json")["norm_stats"] == statistics
 
 
 def test_the_card_names_the_licence_and_a_base_on_the_hub_but_no_folder_of_this_machine(
@@ -112,12 +106,8 @@ def test_the_card_names_the_licence_and_a_base_on_the_hub_but_no_folder_of_this_
 
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):
-    assert inspect_checkpoint(base).looks == ()
-    assert inspect_checkpoint(merged).looks == ("official",)
-    further = load_policy(adapter)
-    assert further.info.looks == ("official",)
-    further.save_adapter(tmp_path / "further", looks="lowpoly official")
-    assert read_header(tmp_path / "further" / WEIGHTS_FILE)[1]["looks"] == "lowpoly official"
+    assert [inspect_checkpoint(folder).looks for folder in (base, merged)] == [(), ("official",)]
+    load_policy(adapter).save_adapter(tmp_path / "further", looks="lowpoly official")
     merge(tmp_path / "further", tmp_path / "out")
     assert inspect_checkpoint(tmp_path / "out").looks == ("lowpoly", "official")
 
@@ -173,15 +163,14 @@ def test_an_adapter_that_cannot_identify_its_base_is_not_merged_into_where_it_al
     run = shutil.copytree(merged, tmp_path / "run")
     peft_adapter = shutil.copytree(adapter, run / "lora_adapter")
     write_tensors(peft_adapter / WEIGHTS_FILE, load_file(peft_adapter / WEIGHTS_FILE))  # without fingerprint
-    config = json.loads((peft_adapter / CONFIG_FILE).read_text())
+    config = read_json(peft_adapter / CONFIG_FILE)
     with pytest.raises(BadInput, match="was trained on"):
         merge(peft_adapter, tmp_path / "out", base=str(run))
-    (peft_adapter / CONFIG_FILE).write_text(json.dumps(config | {"base_model_name_or_path": str(run)}))
+    moved_out = shutil.copytree(peft_adapter, tmp_path / "adapter")
+    write_json(peft_adapter / CONFIG_FILE, config | {"base_model_name_or_path": str(run)})
     for load in (load_policy, lambda folder: merge(folder, tmp_path / "out")):
         with pytest.raises(BadInput, match="lies inside its base"):
             load(peft_adapter)
-    (peft_adapter / CONFIG_FILE).write_text(json.dumps(config))
-    moved_out = shutil.move(peft_adapter, tmp_path / "adapter")
     assert "agree on 100.0%" in merge(moved_out, tmp_path / "out", base=str(base))
 
 
