@@ -36,6 +36,12 @@ def change_config(adapter_folder: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.fixture
+def adapter_folder(small, tmp_path) -> Path:
+    load_policy(small).save_adapter(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
 @pytest.mark.parametrize("trained_blocks", [None, 2])
 def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path, trained_blocks):
     policy = load_policy(small_one_image, lora_alpha=8, trained_blocks=trained_blocks)
@@ -52,10 +58,9 @@ def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path, trained_
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(8, 8), (4, 16)])
-def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, rank, alpha):
-    load_policy(small_one_image).save_adapter(tmp_path)
-    with pytest.raises(BadInput, match=str(tmp_path)):
-        load_policy(small_one_image, lora_rank=rank, lora_alpha=alpha).load_adapter(tmp_path)
+def test_adapter_of_another_rank_or_alpha_is_refused(adapter_folder, small, rank, alpha):
+    with pytest.raises(BadInput, match=str(adapter_folder)):
+        load_policy(small, lora_rank=rank, lora_alpha=alpha).load_adapter(adapter_folder)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +71,10 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
         {"peft_type": "LOHA"},
     ],
 )
-def test_adapter_of_another_kind_is_refused(small_one_image, tmp_path, changes):
-    load_policy(small_one_image).save_adapter(tmp_path)
-    change_config(tmp_path, **changes)
-    with pytest.raises(BadInput, match=str(tmp_path)):
-        read_adapter(tmp_path)
+def test_adapter_of_another_kind_is_refused(adapter_folder, changes):
+    change_config(adapter_folder, **changes)
+    with pytest.raises(BadInput, match=str(adapter_folder)):
+        read_adapter(adapter_folder)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +103,6 @@ def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, h
         expected = by_peft(*network_inputs())[1]
     # peft adds the adapter's output to a rounded one, and processors round differently.
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def adapter_folder(small, tmp_path) -> Path:
-    load_policy(small).save_adapter(tmp_path / "adapter")
-    return tmp_path / "adapter"
 
 
 def test_base_is_named_by_the_adapter(adapter_folder, small):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -125,30 +126,23 @@ def test_every_tensor_arrives_bit_identical_under_its_name():
     network = load(GOLDEN, torch.bfloat16)
     state = network.state_dict()
     loaded = {file_key(name): state[name] for name in state if not name.startswith("proprio_projector.")}
-    assert loaded.keys() == stored.keys()
-    assert all(torch.equal(loaded[key], stored[key]) for key in stored)
+    torch.testing.assert_close(loaded, stored, rtol=0, atol=0)
     assert not any(parameter.requires_grad for parameter in network.parameters())
     frequencies = network.language_model.model.rotary_emb.inv_freq  # stay float32; head_dim is 8
     assert frequencies.dtype == torch.float32
     np.testing.assert_allclose(frequencies, 10000.0 ** (-np.arange(4) / 4), rtol=1e-6)
 
 
-def assert_same_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert ours[name].dtype == tensor.dtype
-        assert torch.equal(ours[name], tensor)
-
-
 def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
     config = json.loads((GOLDEN / "config.json").read_text())
     head = load_action_head(inspect_checkpoint(GOLDEN), CPU, torch.bfloat16)
     save_network(tmp_path, load(GOLDEN), config, action_head=head)
-    assert_same_tensors(load_file(tmp_path / "model.safetensors"), load_file(GOLDEN / "model.safetensors"))
+    same = partial(torch.testing.assert_close, rtol=0, atol=0)  # also the names and dtypes
+    same(load_file(tmp_path / "model.safetensors"), load_file(GOLDEN / "model.safetensors"))
     for name in (PROPRIO, ACTION_HEAD):
         ours = torch.load(tmp_path / name, weights_only=True)
         theirs = torch.load(GOLDEN / name.replace("latest", "150000"), weights_only=True)
-        assert_same_tensors(ours, theirs)
+        same(dict(ours), dict(theirs))
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
     assert json.loads((tmp_path / "config.json").read_text()) == config

@@ -145,14 +145,12 @@ def test_fresh_adapters_change_no_logit(small_one_image, dtype):
 
 
 def test_initialisation_is_a_function_of_the_seed(small_one_image):
-    def fresh_As(seed):
+    def fresh_A(seed):
         network = load_small_network(small_one_image)
         torch.manual_seed(torch.seed())  # the global generator must not matter
         matrices = add_lora(network, rank=4, alpha=4, dtype=torch.float32, seed=seed).named_matrices()
-        return {name: matrix for name, matrix in matrices.items() if name.endswith("lora_A")}
+        return torch.cat([matrix.flatten() for name, matrix in matrices.items() if name.endswith("lora_A")])
 
-    first, again, other = fresh_As(0), fresh_As(0), fresh_As(1)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not any(torch.equal(first[name], other[name]) for name in first)
-    values = torch.cat([matrix.flatten() for matrix in first.values()])
-    assert values.std().item() == pytest.approx(1 / 4, rel=0.02)
+    assert torch.equal(fresh_A(0), fresh_A(0))
+    assert (fresh_A(0) == fresh_A(1)).float().mean() < 0.01
+    assert fresh_A(0).std().item() == pytest.approx(1 / 4, rel=0.02)
