@@ -12,7 +12,7 @@ from vla.cuda_graphs import GraphedNetwork, Recording
 from vla.model import OpenVLAOFT
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop.sft_update import Frames, token_loss, training_step
+from workshop.sft_training import Frames, token_loss, training_step
 
 
 class FakeGraph:

@@ -22,8 +22,7 @@ from vla.policy import Mode, Policy
 from vla.tokens import ACTION_TOKEN_IDS
 from workshop.demo_files import DemoEpisode, list_episodes, read_episode
 from workshop.sft_config import SftArgs, TinySize
-from workshop.sft_training import STATE_FILE, fine_tune
-from workshop.sft_update import token_loss
+from workshop.sft_training import STATE_FILE, fine_tune, token_loss
 from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 

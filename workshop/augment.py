@@ -5,10 +5,15 @@ dlimp/augmentations.py, for the order and the conversions. There all draws of an
 move along the diagonal only, and the colours change together. Here the draws are independent.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from contracts import Observation
 from vla.images import CROP_AREA
 
 CROP_SIDE = CROP_AREA**0.5  # share of the image's side that a crop keeps
@@ -16,6 +21,28 @@ CROP_SIDE = CROP_AREA**0.5  # share of the image's side that a crop keeps
 # brightness, contrast, saturation, hue.
 LOWEST = [0, 0, -0.2, 0.8, 0.8, -0.05]
 HIGHEST = [1, 1, 0.2, 1.2, 1.2, 0.05]
+
+
+def augment_observations(
+    observations: Sequence[Observation],
+    noise_scale: np.ndarray,
+    augment_images: bool,
+    generator: torch.Generator,
+) -> list[Observation]:
+    """The observations with noise on their robot states and, if `augment_images`, random crops and colours."""
+    device = generator.device
+    images = np.stack([observation.images for observation in observations])
+    if augment_images:
+        planes = torch.from_numpy(images).to(device).movedim(-1, 2)  # (B, n, 3, S, S)
+        augmented = augment(planes.flatten(0, 1), generator).view(planes.shape)
+        images = augmented.movedim(2, -1).cpu().numpy()
+    noise = torch.randn(len(observations), len(noise_scale), device=device, generator=generator)
+    states = np.stack([observation.proprio for observation in observations])
+    states = states + noise_scale * noise.cpu().numpy()
+    return [
+        replace(observation, images=pictures, proprio=state)
+        for observation, pictures, state in zip(observations, images, states, strict=True)
+    ]
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
