@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import BadInput
+from contracts import BadInput, undamaged
 from envs.bddl import read_instruction
 
 # Step limits, in env steps after settling: those of the published OpenVLA and OpenVLA-OFT evaluations.
@@ -148,13 +148,10 @@ def load_init_states(path: Path) -> np.ndarray:
     Two formats: torch.save's (.pruned_init), and numpy.savez's with the key "states" (.npz), which LIBERO-PRO uses.
     Raises BadInput if the file holds anything else.
     """
-    try:
+    with undamaged(path):
         states = _read_array(path)
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
             raise ValueError("it holds no table of finite float64 numbers")
-    except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds of exceptions
-        repair = "reinstall hf-libero==0.1.4, or remove that file of your own task"
-        raise BadInput(f"initial states unreadable: {path}: {fault}; {repair}") from None
     return states
 
 

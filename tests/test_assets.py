@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from contracts import BadInput
-from envs.assets import INSTALL_ASSETS, SUBFOLDERS, find_pack, installed_official
+from envs.assets import SUBFOLDERS, find_pack
 
 
 @pytest.fixture
@@ -50,7 +50,8 @@ def test_a_folder_is_known_by_its_content_wherever_it_lies(copy, tmp_path):
 
 @pytest.mark.usefixtures("_nothing_installed")
 def test_official_is_the_variable_then_the_packages_then_hf_liberos_cache(folder, monkeypatch, tmp_path):
-    assert installed_official() is None
+    with pytest.raises(BadInput, match="lowpoly"):
+        find_pack("official")
     cached = tmp_path / "home" / ".cache" / "libero" / "assets"
     shutil.copytree(folder, cached)
     assert find_pack("official").folder == cached
@@ -60,12 +61,6 @@ def test_official_is_the_variable_then_the_packages_then_hf_liberos_cache(folder
     assert find_pack("official").folder == packaged
     monkeypatch.setenv("LIBERO_ASSETS", str(folder))
     assert find_pack("official").folder == folder
-
-
-@pytest.mark.usefixtures("_nothing_installed")
-def test_without_packages_one_line_says_what_to_type():
-    with pytest.raises(BadInput, match=rf"not installed; run: {INSTALL_ASSETS}; .*lowpoly"):
-        find_pack("official")
 
 
 def test_the_low_poly_pack_is_unpacked_once(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.libero_plus import arm_offset, camera_pose, find_variants, suite_variants
 from envs.libero_simulator import SETTLING_ACTION
-from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite, suite_task
+from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, suite_task
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "libero_plus.npz")
 PUBLISHED_SENTENCES = (
@@ -72,11 +71,6 @@ def test_the_policy_is_told_the_published_sentence_or_liberos_own():
             assert not re.search(r" view \d| initstate | noise \d| language \d", clean)
             assert clean == said[-1] if variant.category == "language" else clean in liberos
     assert hashlib.sha256("\n".join(said).encode()).hexdigest() == PUBLISHED_SENTENCES
-
-
-def test_variants_that_need_files_of_their_own_are_refused():
-    with pytest.raises(BadInput, match=r"libero_goal_light.*meshes and textures"):
-        split_suite("libero_goal_light")
 
 
 def test_a_missing_or_other_wheel_is_answered_with_the_command(monkeypatch, tmp_path):
@@ -138,14 +132,3 @@ def test_noise_is_the_published_one():
         noisy = plus_noise.published_noise(picture, number, np.random.default_rng(3))[112:144, 112:144]
         assert np.abs(noisy.astype(int) - expected).max() <= 1  # sums of floats in another order
         assert (noisy == expected).mean() > 0.999
-
-
-def test_motion_blur_is_half_a_bell_along_a_line():
-    """A white pixel becomes a line of ImageMagick's weights, to the left of it, because pixels look to the right."""
-    dot = np.zeros((256, 256, 3), np.uint8)
-    dot[128, 128] = 255
-    horizontal = SimpleNamespace(uniform=lambda low, high: 0.0)
-    blurred = plus_noise.published_noise(dot, 1, horizontal)
-    weights = np.exp(-(np.arange(11) ** 2) / (2 * 2**2))
-    assert blurred[128, 118:129, 0][::-1].tolist() == np.rint(255 * weights / weights.sum()).tolist()
-    assert blurred.sum() == blurred[128, 118:129].sum()

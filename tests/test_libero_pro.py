@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from contracts import BadInput
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PRO, packages_folder
 from envs.env import EnvSpec
@@ -89,13 +88,3 @@ def test_states_beside_the_file_come_first_and_may_be_numpys(checkout):
     task = bddl_task(str(bddl))
     assert task.init_states == beside
     assert (load_init_states(beside) == table[:3]).all()
-
-
-@pytest.mark.parametrize(
-    "arrays", [{"states": np.array([{}], dtype=object)}, {"other": np.zeros((2, 3))}, {}]
-)
-def test_files_without_a_table_of_states_are_refused(tmp_path, arrays):
-    path = tmp_path / "odd.pruned_init.npz"
-    np.savez(path, **arrays)
-    with pytest.raises(BadInput, match=r"odd\.pruned_init\.npz"):
-        load_init_states(path)

@@ -1,13 +1,11 @@
 """The pool of envs: one contract for all kinds of workers, and every way in which a worker can fail."""
 
 import os
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import envs
 from contracts import BadInput
 from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
@@ -208,11 +206,3 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
     assert closed == [1]  # the one that was not used for longest
     slot.close()
     assert sorted(closed) == [0, 1, 2, 3]
-
-
-def test_without_ray_the_error_names_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "envs.ray_workers", raising=False)
-    monkeypatch.delattr(envs, "ray_workers", raising=False)  # set where another test has imported it
-    with pytest.raises(BadInput, match=r"requirements-ray\.txt"):
-        make_pool(SPEC, 2, simulators="ray")
