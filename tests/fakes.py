@@ -199,6 +199,22 @@ def adamw(policy: FakePolicy, lr: float = 1e-2, weight_decay: float = 0.01) -> t
     return policy.make_optimizer(lr, weight_decay)
 
 
+class Recorder:
+    """An optimizer that keeps the gradients it is to step with and does not step."""
+
+    def __init__(self, policy: FakePolicy):
+        self.param_groups = [{"params": [p for _, p in policy.named_trainable_parameters()], "lr": 0.0}]
+        self.gradients: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        if not self.found_inf:
+            self.gradients.append(torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]]))
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
 def parameters_of(policy: FakePolicy) -> list[Tensor]:
     """Copies of the trainable parameters."""
     return [p.detach().clone() for _, p in policy.named_trainable_parameters()]
