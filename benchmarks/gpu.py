@@ -74,9 +74,10 @@ class Meter:
             print(f"{name:36} {num_rows:3}: does not fit", flush=True)
             return
         utilisation = passes * self.tflop_forward / row_s / self.ceiling
+        peak_gib = torch.cuda.max_memory_allocated() / GIB
         reserved_gib = torch.cuda.max_memory_reserved() / GIB
         print(
-            f"{name:36} {num_rows:3}: {1e3 * row_s:6.1f} ms each, {utilisation:4.0%} MFU, peak {peak_gib():5.2f} GiB "
+            f"{name:36} {num_rows:3}: {1e3 * row_s:6.1f} ms each, {utilisation:4.0%} MFU, peak {peak_gib:5.2f} GiB "
             f"allocated, {reserved_gib:5.2f} reserved",
             flush=True,
         )
@@ -196,11 +197,6 @@ def median_seconds(call: Callable[[], object], repeats: int) -> float:
         torch.cuda.synchronize()
         durations.append(time.perf_counter() - started)
     return median(durations[2:])
-
-
-def peak_gib() -> float:
-    """The most memory that tensors have held since the last reset of the statistics."""
-    return torch.cuda.max_memory_allocated() / GIB
 
 
 def matrix_rate() -> float:

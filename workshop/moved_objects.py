@@ -49,19 +49,18 @@ def moved_state(
 def scattered(places: np.ndarray, radius: float, generator: np.random.Generator) -> np.ndarray:
     """Move every stack of objects by `radius` metres in a random direction; returns the new places (n, 2) in metres.
 
-    Objects nearer than STACKED_M are one stack. Stacks move one after the other. A stack keeps its distance from those
-    that moved before it, and not from those that have yet to move: if it did, an object between two others could move
-    in few directions only. If a stack has no room, all begin again. After MAX_ATTEMPTS attempts nothing moves.
+    If a stack has no room, all begin again. After MAX_ATTEMPTS attempts nothing moves.
     """
-    for _ in range(MAX_ATTEMPTS):
-        moved = _scatter_once(places, radius, generator)
-        if moved is not None:
-            return moved
-    return places
+    attempts = (_scatter_once(places, radius, generator) for _ in range(MAX_ATTEMPTS))
+    return next((moved for moved in attempts if moved is not None), places)
 
 
 def _scatter_once(places: np.ndarray, radius: float, generator: np.random.Generator) -> np.ndarray | None:
-    """New places (n, 2) of all stacks, or None if one of them has no room in MAX_ATTEMPTS directions."""
+    """New places (n, 2) of all stacks, or None if one of them has no room in MAX_ATTEMPTS directions.
+
+    Stacks move one after the other. A stack keeps its distance from those that moved before it, and not from those that
+    have yet to move: if it did, an object between two others could move in few directions only.
+    """
     distances = np.linalg.norm(places[:, None] - places, axis=-1)
     moved = places.copy()
     placed: list[int] = []  # the objects that have their new places
