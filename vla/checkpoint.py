@@ -74,29 +74,14 @@ def inspect_checkpoint(
     statistics: folder with the statistics of demonstrations that the policy will learn from.
     """
     config = read_network_config(folder)
-    weights: dict[str, StoredTensor] = {}
-    for path in weight_files(folder):
-        weights |= read_header(path)[0]
-    proprio_names = [name for name in weights if name.startswith(PROPRIO_PREFIX)]
-    proprio_weights = {name: weights.pop(name) for name in proprio_names}
-    if _module_file(folder, "vision_backbone") or _module_file(folder, "noisy_action_projector"):
-        raise BadInput(f"{folder} was trained with FiLM or a diffusion head, which is not supported")
-    proprio_file = _module_file(folder, "proprio_projector")
-    if proprio_file is not None and proprio_weights:
-        raise BadInput(
-            f"{folder} holds two proprio projectors, {proprio_file.name} and one among the weights: keep the policy's"
-        )
-    action_head_file = _module_file(folder, "action_head")
+    weights, proprio_weights = _stored_weights(folder)
+    proprio_file, action_head_file = _stored_modules(folder, has_projector=bool(proprio_weights))
     has_proprio = proprio_file is not None or bool(proprio_weights)
-    # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
-    default_num_images = 2 if action_head_file is not None and has_proprio else 1
-    metadata: dict[str, str] = {}
-    if adapter_folder is not None:
-        _, metadata = read_header(Path(adapter_folder) / WEIGHTS_FILE)
-        if "base_fingerprint" not in metadata:  # another program wrote it
-            _check_foreign_adapter(Path(adapter_folder).resolve(), folder.resolve())
-    statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
+    metadata = {} if adapter_folder is None else _adapter_metadata(Path(adapter_folder), folder)
     stated_num_images = num_images or int(metadata.get("num_images", 0)) or config.num_images
+    # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
+    usual_num_images = 2 if action_head_file is not None and has_proprio else 1
+    statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
     return CheckpointInfo(
         weights_folder=folder,
         config=config,
@@ -106,10 +91,40 @@ def inspect_checkpoint(
         proprio_weights=proprio_weights,
         proprio_file=proprio_file,
         action_head_file=action_head_file,
-        num_images=stated_num_images or default_num_images,
+        num_images=stated_num_images or usual_num_images,
         assumes_images=stated_num_images is None,
         looks=tuple(sorted({*config.looks, *metadata.get("looks", "").split()})),
     )
+
+
+def _stored_weights(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """The network's tensors in safetensors files, and those of the proprio projector, by name."""
+    weights: dict[str, StoredTensor] = {}
+    for path in weight_files(folder):
+        weights |= read_header(path)[0]
+    proprio_names = [name for name in weights if name.startswith(PROPRIO_PREFIX)]
+    proprio_weights = {name: weights.pop(name) for name in proprio_names}
+    return weights, proprio_weights
+
+
+def _stored_modules(folder: Path, has_projector: bool) -> tuple[Path | None, Path | None]:
+    """The files of proprio projector and L1 head, if any. has_projector: whether the weights hold a projector, too."""
+    if _module_file(folder, "vision_backbone") or _module_file(folder, "noisy_action_projector"):
+        raise BadInput(f"{folder} was trained with FiLM or a diffusion head, which is not supported")
+    proprio_file = _module_file(folder, "proprio_projector")
+    if proprio_file is not None and has_projector:
+        raise BadInput(
+            f"{folder} holds two proprio projectors, {proprio_file.name} and one among the weights: keep the policy's"
+        )
+    return proprio_file, _module_file(folder, "action_head")
+
+
+def _adapter_metadata(adapter: Path, base: Path) -> dict[str, str]:
+    """What an adapter of this program says about itself; nothing if another program wrote it."""
+    _, metadata = read_header(adapter / WEIGHTS_FILE)
+    if "base_fingerprint" not in metadata:
+        _check_foreign_adapter(adapter.resolve(), base.resolve())
+    return metadata
 
 
 def _check_foreign_adapter(adapter: Path, base: Path) -> None:
