@@ -127,9 +127,7 @@ def test_merged_weight_is_the_closed_form_in_float32(shape):
 def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_some_tokens(tmp_path, step):
     policy = trained_policy(BUNDLED, step, frozen_weights="bf16")  # the bundled weights are in bfloat16
     policy.save_adapter(tmp_path / "adapter")
-    verdict = merge(tmp_path / "adapter", tmp_path / "out")
-    assert "agree on 100.0%" in verdict
-    assert ("untrained" in verdict) == (step == 0)
+    assert "agree on 100.0%" in merge(tmp_path / "adapter", tmp_path / "out")
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
 
 

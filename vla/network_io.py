@@ -34,17 +34,7 @@ def load_network(
     """
     with torch.device("meta"):
         network = OpenVLAOFT(info.config, num_action_tokens)
-    parameter_names = {file_key(name): name for name in network.state_dict()}
-    # Old versions of transformers stored the rotary frequencies, too. Here they are computed below.
-    stored = [tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")]
-    state: dict[str, Tensor] = {}
-    scales: dict[str, Tensor] = {}
-    for key, tensor in stream_tensors(stored, device, dtype):
-        name = parameter_names.get(key, key)
-        if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
-            state[name], scales[name] = quantise(tensor, eight_bits)
-        else:
-            state[name] = tensor
+    state, scales = _read_weights(info, device, dtype, eight_bits)
     try:
         network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:  # it names the tensors that are unknown, missing or of another shape
@@ -63,12 +53,29 @@ def load_network(
     return network.requires_grad_(False).eval()
 
 
+def _read_weights(
+    info: CheckpointInfo, device: torch.device, dtype: torch.dtype, eight_bits: torch.dtype | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The network's state dict, and the scales of the rows of what `eight_bits` quantises."""
+    # Old versions of transformers stored the rotary frequencies, too.
+    stored = [tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")]
+    state: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
+    for key, tensor in stream_tensors(stored, device, dtype):
+        name = re.sub(r"\.scale_factor$", ".gamma", key)
+        if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
+            state[name], scales[name] = quantise(tensor, eight_bits)
+        else:
+            state[name] = tensor
+    return state, scales
+
+
 def file_key(name: str) -> str:
     """The name that a parameter has in checkpoint files.
 
     LayerScale's `gamma` in timm is called `scale_factor` there, because old versions of transformers renamed "gamma".
     """
-    return re.sub(r"^(vision_backbone\..*\.ls[12])\.gamma$", r"\1.scale_factor", name)
+    return re.sub(r"\.gamma$", ".scale_factor", name)
 
 
 def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
