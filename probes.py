@@ -95,12 +95,6 @@ def _relative_effect(before: Tensor, after: Tensor) -> float:
 
 
 @torch.no_grad()
-def action_mass(policy: Policy, observation: Observation) -> float:
-    """The probability of action tokens in the whole vocabulary, mean over the tokens of a decision."""
-    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation] * CHECKED_BATCH)
-    return (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
-
-
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
     """Measure how much of the vocabulary's probability lies on action tokens.
 
@@ -108,7 +102,8 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
     """
     if policy.is_laplace:
         return "not used: tokens are drawn around the L1 head's actions"
-    mass = action_mass(policy, observation)
+    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation] * CHECKED_BATCH)
+    mass = (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     if must_be_trained and not mass >= SMALLEST_ACTION_MASS:
         if policy.action_head is None:

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from configs.sections import LossConfig
 from rl.advantages import (
     estimate_advantages,
-    gae,
     relative_returns,
-    standardised,
     trajectory_weights,
 )
 from rl.trajectory import flatten, token_weights
@@ -91,33 +89,3 @@ def test_long_failures_do_not_outweigh_short_successes_where_episodes_are_compar
     played = [trajectory(2, True, 0, 0), trajectory(2, True, 0, 1), trajectory(6, False, 0, 2)]
     batch = estimate_advantages(flatten(played, ACTION_DIM), played, None, LossConfig(advantage=kind))
     assert (batch.weights * batch.advantages).mean().item() == pytest.approx(0, abs=1e-6)
-
-
-# generalised advantage estimation
-
-
-def slow_gae(values, rewards, gae_lambda):
-    """Equation 16 of Schulman et al. 2016 as a double sum over one episode."""
-    n = len(values)
-    following = [*values[1:], 0.0]
-    deltas = [rewards[t] + following[t] - values[t] for t in range(n)]
-    return [sum(gae_lambda**k * deltas[t + k] for k in range(n - t)) for t in range(n)]
-
-
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=2, max_size=4),
-    gae_lambda=st.floats(0.0, 1.0),
-    seed=st.integers(0, 99),
-)
-def test_gae_is_the_sum_of_errors_within_each_episode_standardised(lengths, gae_lambda, seed):
-    trajectories = [trajectory(n, success, index=i, group=i) for i, (n, success) in enumerate(lengths)]
-    batch = flatten(trajectories, ACTION_DIM)
-    values = torch.rand(len(batch), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    expected, start = [], 0
-    for n, success in lengths:
-        rewards = [0.0] * (n - 1) + [float(success)]
-        expected += slow_gae(values[start : start + n].tolist(), rewards, gae_lambda)
-        start += n
-    expected = standardised(torch.tensor(expected, dtype=torch.float64)).tolist()
-    advantages = gae(values, batch, trajectories, gae_lambda)
-    assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
