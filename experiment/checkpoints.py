@@ -32,10 +32,7 @@ TASK_ALPHA = 0.9
 
 @dataclass
 class TrainerState:
-    """The state of a run, apart from the policy's weights, the optimizer and the critic.
-
-    Fields are stored in the checkpoint under their names. A field that an older checkpoint lacks gets its default.
-    """
+    """The state of a run, apart from the policy's weights, the optimizer and the critic."""
 
     global_step: int = 0  # env steps of training rollouts
     update: int = 0  # updates done

@@ -71,10 +71,6 @@ class EpisodeResult:
         return EpisodeKey(self.task_suite, self.task_id, self.fresh, self.init_state_id, self.repeat)
 
     @property
-    def ending(self) -> str:
-        return "success" if self.success else "failure"
-
-    @property
     def rule(self) -> Rule:
         return Rule(self.mode, self.temperature, self.actor)
 

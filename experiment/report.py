@@ -61,9 +61,10 @@ def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> dict[Path, str
         for result in (result for played in evaluation.episodes.values() for result in played):
             file = video_folder(run.folder, env_steps) / (result.video or "none")
             if file.is_file():
+                ending = "success" if result.success else "failure"
                 seconds = result.env_steps / FRAMES_PER_SECOND
                 start = f"task {result.task_id}, initial state {result.init_state_id}"
-                caption = f"{result.rule} {when}: {result.ending} after {seconds:.1f} s; {start}"
+                caption = f"{result.rule} {when}: {ending} after {seconds:.1f} s; {start}"
                 videos.setdefault(file, caption)
     return videos
 

@@ -100,9 +100,8 @@ def plan_memory(
     """Choose how an update fits into GPU memory, of which simulators take a part. Raises BadInput if nothing fits."""
     rollout = config.rollout
     env_steps = 2 * rollout.n_steps if rollout.dynamic_sampling else rollout.n_steps
-    env_steps += (
-        simulators.num_envs * ranks.size * task.max_env_steps
-    )  # of the episodes that are still running then
+    # Episodes that are still running then play to their ends.
+    env_steps += simulators.num_envs * ranks.size * task.max_env_steps
     return plan_update(
         policy,
         config.update.micro_batch_size,

@@ -6,7 +6,7 @@ import pytest
 
 import eval
 import train_grpo
-from benchmarks import collect, compare, plot, table
+from benchmarks import collect, compare, plot
 from configs.cli import parse_train
 from tests.end_to_end.conftest import flags_into
 
@@ -62,7 +62,7 @@ def test_the_table_has_start_and_end_of_every_run(experiment, capsys):
     stored = json.loads(experiment.read_text())
     stored["runs"][1]["evaluations"][-1]["successes"]["greedy"] = {"libero_spatial 0 official from 40": "1"}
     experiment.with_name("table.json").write_text(json.dumps(stored))
-    table.main([str(experiment.with_name("table.json"))])
+    compare.main([str(experiment.with_name("table.json"))])
     _, _, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("| 1 | 0 → 0 of 1 |")
     assert "| 0 → 1 of 1 | +100 points" in second
