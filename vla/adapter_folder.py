@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from contracts import BadInput, read_json, resolve_pointer, write_json
+from contracts import BadInput, read_json, resolve_pointer, undamaged, write_json
 from vla.hub import HUB_ID
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
@@ -119,7 +119,8 @@ def copy_small_files(source: Path, target: Path) -> None:
 
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
-    config = LoraConfig.from_pretrained(str(folder))
+    with undamaged(folder / CONFIG_FILE):
+        config = LoraConfig.from_pretrained(str(folder))
     if (
         not isinstance(config, LoraConfig)
         or config.use_dora
