@@ -55,6 +55,8 @@ def policy(monkeypatch):
 )
 def test_the_flag_decides_and_auto_is_what_fits(policy, micro_batch_size, most_decisions, plan):
     assert plan_update(policy, micro_batch_size, most_decisions) == plan
+    policy.device = torch.device("cpu")  # takes all at once and keeps everything
+    assert plan_update(policy, "auto", 4) == (4, 0)
 
 
 @pytest.mark.parametrize("micro_batch_size", ["auto", 1])
@@ -64,11 +66,6 @@ def test_a_compiled_network_learns_from_two_decisions_at_least(policy, micro_bat
     assert plan_update(policy, micro_batch_size, 1).micro_batch_size == 2
     assert sizes_tried(policy.network, 3, learns=True) == [3, 2, 2]
     assert sizes_tried(policy.network, 3, learns=False) == [3, 1]
-
-
-def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
-    policy.device = torch.device("cpu")
-    assert plan_update(policy, "auto", 4) == (4, 0)
 
 
 NEEDS_OF_8_BLOCKS = [MemoryNeed(0, int(0.6 * GIB), 0.0), MemoryNeed(8, int(0.2 * GIB), 1.0)]

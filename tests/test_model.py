@@ -145,40 +145,29 @@ def _trainable(*modules: torch.nn.Module):
         module.requires_grad_(False)
 
 
-def _assert_gradient_norms(golden: dict[str, float], ours: dict[str, torch.Tensor | None]) -> None:
-    for key, norm in golden.items():
-        assert ours[key].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-6), key
-
-
 @pytest.mark.parametrize("name", TRAINING_CASES)
-def test_training_loss_and_all_gradients_are_the_references(name, networks):
+@pytest.mark.parametrize("kind", ["ce", "l1"])
+def test_both_losses_of_supervised_training_and_their_gradients_are_the_references(
+    name, kind, networks, action_head
+):
     case = Case(name)
     network = networks[case.uses_proprio]
     golden = json.loads((GOLDEN / f"case_{name}_grad_norms.json").read_text())
-    with _trainable(network):
-        loss = _cross_entropy(network, case)
-        loss.backward()
-        ours = {file_key(key): parameter.grad for key, parameter in network.named_parameters()}
-    assert loss.item() == pytest.approx(float(case["loss_ce"]), abs=1e-4)
-    _assert_gradient_norms(golden["ce_loss"], ours)
-    assert all(ours.get(key) is None for key in golden["no_grad_ce"])
-    for key in (key for key in case.arrays if key.startswith("grad_ce__")):
-        _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
-
-
-@pytest.mark.parametrize("name", TRAINING_CASES)
-def test_l1_loss_gradients_are_the_references(name, networks, action_head):
-    case = Case(name)
-    network = networks[case.uses_proprio]
-    golden = json.loads((GOLDEN / f"case_{name}_grad_norms.json").read_text())["l1_loss"]
     with _trainable(network, action_head):
-        _, hidden = network(*case.inputs)
-        loss = F.l1_loss(action_head(hidden), torch.from_numpy(case["actions"]))
+        if kind == "ce":
+            loss = _cross_entropy(network, case)
+        else:
+            loss = F.l1_loss(action_head(network(*case.inputs)[1]), torch.from_numpy(case["actions"]))
         loss.backward()
         ours = {file_key(key): parameter.grad for key, parameter in network.named_parameters()}
         ours |= {f"action_head.{key}": parameter.grad for key, parameter in action_head.named_parameters()}
-    assert loss.item() == pytest.approx(float(case["loss_l1"]), abs=1e-4)
-    _assert_gradient_norms(golden, ours)
+    assert loss.item() == pytest.approx(float(case[f"loss_{kind}"]), abs=1e-4)
+    for key, norm in golden[f"{kind}_loss"].items():
+        assert ours[key].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-6), key
+    if kind == "ce":
+        assert all(ours.get(key) is None for key in golden["no_grad_ce"])
+        for key in (key for key in case.arrays if key.startswith("grad_ce__")):
+            _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
 
 
 # The written-out blocks are transformers', and compiling them changes nothing
