@@ -26,17 +26,16 @@ def test_rows_come_back_within_half_a_step(name):
 
 def layers_of_8_bits_and_widened(name, dtype) -> tuple[LoraLinear, LoraLinear]:
     """A layer of 8-bit weights, and one whose weights are what the 8 bits say; with the same adapters."""
-    bases = {"8 bits": [], "widened": []}
+    bases: tuple[list[nn.Linear], list[nn.Linear]] = ([], [])
     for size in (32, 48):
-        weight, scale = quantise(nn.Linear(64, size, bias=False).weight.detach(), FORMATS[name])
-        quantised = nn.Linear(64, size, bias=False).requires_grad_(False)
+        quantised, widened = (nn.Linear(64, size, bias=False).requires_grad_(False) for _ in range(2))
+        weight, scale = quantise(quantised.weight, FORMATS[name])
         quantised.weight = nn.Parameter(weight, requires_grad=False)
         quantised.weight_scale = scale[:, 0]
-        widened = nn.Linear(64, size, bias=False).requires_grad_(False)
         widened.weight.copy_(weight.float() * scale)
-        bases["8 bits"].append(quantised)
-        bases["widened"].append(widened.to(dtype))
-    layers = [LoraLinear(linears, 4, 8, dtype) for linears in bases.values()]
+        bases[0].append(quantised)
+        bases[1].append(widened.to(dtype))
+    layers = [LoraLinear(linears, 4, 8, dtype) for linears in bases]
     for layer in layers:
         layer.lora_A.data.normal_(generator=torch.Generator().manual_seed(1))
         layer.lora_B.data.normal_(generator=torch.Generator().manual_seed(2))
