@@ -69,7 +69,6 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(
         ("greedy", "auto", True, False, True),
         ("greedy", "auto", True, True, False),
         ("l1", "auto", True, False, False),
-        ("l1", "auto", False, False, True),
         ("greedy", "some/other", True, False, False),
         ("greedy", "some/other", False, False, True),
     ],

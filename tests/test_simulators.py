@@ -16,7 +16,6 @@ from experiment.simulators import (
     count_for_training,
     count_simulators,
     find_renderer_apart,
-    memory_of_simulator,
 )
 from rl.ranks import Ranks
 
@@ -104,17 +103,6 @@ def test_a_machine_that_cannot_render_is_told_what_to_install(monkeypatch):
         find_renderer_apart()
 
 
-@pytest.mark.parametrize(
-    ("has_gpu", "renderer", "warned"), [(True, NVIDIA, False), (True, MESA, True), (False, MESA, False)]
-)
-def test_software_that_renders_beside_a_gpu_is_a_warning(monkeypatch, caplog, has_gpu, renderer, warned):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(simulators, "ask", lambda _: renderer)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    assert find_renderer_apart() == renderer
-    assert ("on the CPU, slowly" in caplog.text) is warned
-
-
 class TwoRanks(Ranks):
     """Rank 0 of two; the other one has room for three simulators."""
 
@@ -130,14 +118,3 @@ def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on
         count_for_training(config, tasks, GPU, NVIDIA).num_envs == 14
     )  # 13 of 220 env steps are fewer than 3,000
     assert count_for_training(config, tasks, GPU, NVIDIA, TwoRanks(0, 2)).num_envs == 3
-
-
-def test_memory_grows_with_kept_tasks_and_is_elsewhere_on_ray():
-    assert 8 * memory_of_simulator(SimulatorConfig(assets="lowpoly"), 1).gpu == pytest.approx(
-        1.0, abs=0.1
-    )  # measured
-    kept_all = memory_of_simulator(SimulatorConfig(assets="official", kept_tasks=10), 10)
-    assert 16 * kept_all.gpu == pytest.approx(66, abs=1)  # measured
-    assert memory_of_simulator(SimulatorConfig(simulators="ray"), 1) == (0, 0)
-    kept_two = SimulatorConfig(assets="lowpoly", kept_tasks=2)
-    assert memory_of_simulator(kept_two, 9) == memory_of_simulator(kept_two, 2)
