@@ -1,12 +1,19 @@
-"""The programs in benchmarks/ that need a GPU say so in one line."""
+"""The programs in benchmarks/: what needs a GPU says so in one line, and variants are trained and played once."""
 
+import json
 import signal
+from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import seeds
+from configs.config import changed
+from configs.presets import PRESETS
 from contracts import BadInput
+from experiment.provenance import provenance
 
 
 @pytest.mark.parametrize(
@@ -23,3 +30,41 @@ def test_without_a_gpu_what_measures_one_is_refused(program, flags, monkeypatch)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers would stay
     with pytest.raises(BadInput, match="torch sees no"):
         import_module(f"benchmarks.{program}").main(flags)
+
+
+def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(tmp_path, monkeypatch):
+    programs = []
+
+    def pretend(log: Path, commands: list[str], gpu: int) -> None:
+        programs.extend(commands)
+        if "--output" in commands[0]:
+            folder = Path(commands[0].split("--output ")[1].split()[0]) / "run"
+            folder.mkdir(parents=True)
+            config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
+            description = {"config": asdict(config), **provenance([])}
+            (folder / "config.json").write_text(json.dumps(description))
+            (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/student_success": 1.0}\n')
+
+    monkeypatch.setattr(seeds, "run", pretend)
+    monkeypatch.setattr(seeds, "collect_variant", lambda *_: None)
+    flags = [
+        str(tmp_path),
+        "a --preset tiny",
+        "b --preset tiny --lr 1",
+        "--seeds",
+        "3",
+        "4",
+        "--at-once",
+        "1",
+    ]
+    seeds.main(flags)
+    trained = [one for one in programs if one.startswith("train_grpo.py")]
+    played = [one for one in programs if one.startswith("eval.py")]
+    assert len(trained) == 4
+    assert sum("--lr 1 --seed 4" in one for one in trained) == 1
+    assert sum("checkpoints/latest --mode greedy sample --temperature 0.7" in one for one in played) == 4
+    assert sum("--checkpoint checkpoints/tiny-libero-spatial" in one for one in played) == 2
+
+    programs.clear()
+    seeds.main(flags)
+    assert all(one.startswith("eval.py") for one in programs)

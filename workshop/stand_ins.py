@@ -16,20 +16,15 @@ printed. All run side by side on this machine's cores and GPUs. What exists in O
 measured on fresh initial states, which no demonstration began from.
 """
 
-import os
 import re
-import shlex
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 from command_line import main_guard, parse_flags
@@ -37,6 +32,7 @@ from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput, read_json
 from envs.machine import usable_cores
 from experiment.statistics import count_successes
+from workshop.side_by_side import run, run_side_by_side
 
 MOVED = "--move-objects 2 4 6 8"  # cm
 SPATIAL = f"--task-ids 0 {MOVED}"
@@ -74,19 +70,19 @@ class StandIn:
 
 
 STAND_INS = {
-    "bundled": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1150"),), (25, 60)),
+    "bundled": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1160"),), (25, 60)),
     "strong": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1800"),), (80, 90)),
     "goal": StandIn(
         ("goal",),
-        (supervised(f"{SMALL} --steps 1200"),),
+        (supervised(f"{SMALL} --steps 950"),),
         (30, 50),
         "--task-suite libero_goal --task-ids 1 4 8",
         num_tasks=3,
     ),
-    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 320"),), (60, 80), has_l1_head=True),
+    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 270"),), (60, 80), has_l1_head=True),
     "grown": StandIn(
         ("spatial-lowpoly",),
-        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 850"),),
+        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 900"),),
         (30, 50),
     ),
     "full": StandIn(
@@ -226,34 +222,6 @@ def print_table(outcomes: dict[str, list[bool]], stand_in: StandIn) -> None:
 
 def print_verdict(holds: bool, rule: str) -> None:
     print(f"  {'holds' if holds else 'FAILS'}: {rule}")
-
-
-def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
-    """Log file -> programs to run one after the other; at most `at_once` of these at the same time.
-
-    The GPUs take turns. Raises BadInput if a program fails.
-    """
-    num_gpus = max(1, torch.cuda.device_count())
-    gpus = [index % num_gpus for index in range(len(programs))]
-    with ThreadPoolExecutor(at_once) as threads:
-        list(threads.map(run, programs.keys(), programs.values(), gpus))
-
-
-def run(log: Path, programs: Sequence[str], gpu: int | None = None) -> None:
-    """Run programs one after the other, on one GPU or on all. Raises BadInput with the end of its output if one fails.
-
-    A program is what follows `python`.
-    """
-    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
-    log.parent.mkdir(parents=True, exist_ok=True)
-    for program in programs:
-        print(f"python {program}", flush=True)
-        command = [sys.executable, *shlex.split(program)]
-        with log.open("a") as output:
-            ended = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        if ended.returncode != 0:
-            last_lines = "\n".join(log.read_text().splitlines()[-5:])
-            raise BadInput(f"python {program} ended with {ended.returncode}: {log}\n{last_lines}")
 
 
 if __name__ == "__main__":
