@@ -187,7 +187,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(demos, tmp_path):
         fine_tune(args)
     state.write_bytes(content)
     fine_tune(args)
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="exists, without"):
         fine_tune(args)
 
 

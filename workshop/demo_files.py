@@ -64,10 +64,12 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
     lengths = [len(jpeg) for jpeg in files]
     ends = np.cumsum(lengths)
     offsets = np.stack([ends - lengths, ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
-    fields = {name: value for name, value in vars(episode).items() if name != "jpegs" and value is not None}
+    fields = {name: value for name, value in vars(episode).items() if value is not None}
+    del fields["jpegs"]
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as draft, draft.open("wb") as file:
-        np.savez(file, jpeg_bytes=np.frombuffer(b"".join(files), np.uint8), jpeg_offsets=offsets, **fields)
+        jpeg_bytes = np.frombuffer(b"".join(files), np.uint8)
+        np.savez(file, jpeg_bytes=jpeg_bytes, jpeg_offsets=offsets, **fields)
 
 
 def read_episode(path: Path) -> DemoEpisode:
@@ -81,5 +83,5 @@ def read_episode(path: Path) -> DemoEpisode:
         return DemoEpisode(jpegs=jpegs, **fields)
     except Exception as fault:  # damaged files raise a dozen kinds of exceptions in NumPy, zipfile and zlib
         raise BadInput(
-            f"{path}: no readable demonstration ({first_line(fault)}); delete the file and collect it again"
+            f"{path}: no readable demonstration ({first_line(fault)}); delete it and collect it again"
         ) from fault

@@ -123,7 +123,8 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
     closes = counts.most_common(1)[0][0] if counts else None
     used = [index for index, sign in signs.items() if sign in (None, closes)]
     left_out["with the gripper's sign turned round"] = len(signs) - len(used)
-    reasons = ", ".join(f"{count} episodes {reason}" for reason, count in (+left_out).items()) or "no episode"
+    parts = [f"{count} episodes {reason}" for reason, count in left_out.items() if count]
+    reasons = ", ".join(parts) or "no episode"
     if not used:
         raise BadInput(f"{folder}: nothing to learn from: {reasons}")
     if closes is None:

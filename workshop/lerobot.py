@@ -56,19 +56,13 @@ def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[Sto
     state = choose_feature(types, STATES, str(folder))
     action = choose_feature(types, ACTIONS, str(folder))
     cameras = choose_cameras(types, str(folder))
-    entries = {row["episode_index"]: row for row in _read_rows(folder, "meta/episodes/*/*.parquet")}
     tasks = {row["task_index"]: _text_of(row) for row in _read_rows(folder, "meta/tasks.parquet")}
     columns = ["episode_index", "task_index", "timestamp", state, action, SUCCESS]
     if with_pictures:
         columns += [name for name in cameras if types[name] == "image"]
     videos: dict[Path, Frames] = {}  # the unread frames of each file
-    num_episodes = 0
-    all_rows = _read_rows(folder, "data/*/*.parquet", columns)
-    for index, group in groupby(all_rows, itemgetter("episode_index")):
-        rows = list(group)
-        entry = entries.get(index, {"length": 0})
-        if len(rows) != entry["length"]:
-            raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
+    for entry, rows in _read_tables(folder, info, columns):
+        index = entry["episode_index"]
         pictures: list[Sequence[bytes | np.ndarray]] = []
         for camera in cameras if with_pictures else ():
             if types[camera] == "image":
@@ -87,6 +81,19 @@ def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[Sto
             instruction=tasks[rows[0]["task_index"]],
             success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in types else None,
         )
+
+
+def _read_tables(folder: Path, info: Row, columns: list[str]) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield what meta/episodes/ says of each episode, and its rows. Raises ValueError if some are missing."""
+    entries = {row["episode_index"]: row for row in _read_rows(folder, "meta/episodes/*/*.parquet")}
+    num_episodes = 0
+    all_rows = _read_rows(folder, "data/*/*.parquet", columns)
+    for index, group in groupby(all_rows, itemgetter("episode_index")):
+        rows = list(group)
+        entry = entries.get(index, {"length": 0})
+        if len(rows) != entry["length"]:
+            raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
+        yield entry, rows
         num_episodes += 1
     if num_episodes != info["total_episodes"]:
         raise ValueError(f"it has {num_episodes} of {info['total_episodes']} episodes")

@@ -63,7 +63,7 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
         )
     init = inspect_checkpoint(checkpoint, args.num_images)
     if args.l1 and init.action_head_file is None:
-        raise BadInput(f"--l1: {checkpoint} has no action head (action_head--*.pt): leave out --init or --l1")
+        raise BadInput(f"--l1: {checkpoint} has no action_head--*.pt: leave out --init or --l1")
     image_size = ImageProcessor.load(checkpoint).image_size
     episodes = read_episodes(folders, init.num_images, image_size, args.flip)
     demo_episodes = [episode for episode, _ in episodes]
@@ -77,9 +77,12 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
-    found = [find_demos(folder_or_hub_id) for folder_or_hub_id in demos]
-    folders = [folder for folder, _ in found]
-    keys = {key for _, key in found}
+    folders = []
+    keys = set()
+    for folder_or_hub_id in demos:
+        folder, key = find_demos(folder_or_hub_id)
+        folders.append(folder)
+        keys.add(key)
     if task_suite:
         return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
@@ -109,7 +112,7 @@ def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, fli
 def _read_images(location: str, episode: DemoEpisode, num_images: int, image_size: int) -> Images:
     num_cameras = len(episode.jpegs[0])
     if num_cameras < num_images:
-        raise BadInput(f"{location}: {num_cameras} images per frame, --num-images {num_images} needs more")
+        raise BadInput(f"{location}: {num_cameras} images a frame, --num-images {num_images} needs more")
     files = [jpeg for frame in episode.jpegs for jpeg in frame[:num_images]]
     try:
         with ThreadPoolExecutor() as pool:  # decoding and resizing release Python's lock
@@ -163,7 +166,7 @@ def split_episodes(episodes: Episodes, holdout: float, seed: int) -> tuple[Episo
     """(to train on, held out): a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out >= len(episodes):
-        raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: lower it")
+        raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on")
     order = np.random.default_rng(seed).permutation(len(episodes))
     held_out = [episodes[i] for i in np.sort(order[:num_held_out])]
     train = [episodes[i] for i in np.sort(order[num_held_out:])]

@@ -91,7 +91,7 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
     argv: the command line, which SFT_RUN_FILE records (from Python: none).
     """
     if args.out.exists() and not (args.out / STATE_FILE).exists():
-        raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
+        raise BadInput(f"--out {args.out} exists, without an unfinished training: name a new folder")
     lock = locked(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
     with lock, unfinished_folder(args.out) as scratch:
         device = choose_device(args.device, args.init)
@@ -121,10 +121,7 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
 
 
 def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
-    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`.
-
-    scratch: a folder beside `args.out`, where files are written before they replace older ones there.
-    """
+    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`."""
     loss = regression_loss if args.l1 else token_loss
     frames = make_frames(args, demos, demos.train, cropped=not args.augment)
     held_out = make_frames(args, demos, demos.held_out) if demos.held_out else None
@@ -148,11 +145,11 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
             observations = [frames.observations[row] for row in rows]
 
             # 2. Augment their pictures, and add noise to their robot states.
-            observations = augment_observations(observations, noise_scale, args.augment, training.generator)
+            seen = augment_observations(observations, noise_scale, args.augment, training.generator)
 
             # 3. One optimizer step.
             training.optimizer.param_groups[0]["lr"] = args.learning_rate(step)
-            batch = Frames(observations, frames.targets[rows])
+            batch = Frames(seen, frames.targets[rows])
             micro_batch_size, metrics = training_step(
                 loss, policy, training.optimizer, batch, micro_batch_size
             )
@@ -200,9 +197,7 @@ def training_step(
     norm = optimizer_step(optimizer, MAX_GRAD_NORM).item()
     optimizer.zero_grad(set_to_none=True)
     if math.isnan(norm):
-        raise BadInput(
-            "the training has diverged: a gradient is not finite, or enormous; begin again with a lower --lr"
-        )
+        raise BadInput("the training has diverged: a gradient is not finite, or enormous; lower --lr")
     metrics = {name: sum(part[name].item() for part in statistics) for name in ("loss", "accuracy")}
     return size_that_fits, metrics | {"grad_norm": norm}
 
@@ -242,7 +237,10 @@ def regression_loss(
 
 
 def begin_training(args: SftArgs, policy: Student, scratch: Path, num_frames: int) -> Training:
-    """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on."""
+    """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on.
+
+    scratch: a folder beside `args.out`, where files are written before they replace older ones there.
+    """
     settings = arguments_of(args) | {"train_frames": num_frames}
     del settings["out"]
     optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
@@ -284,10 +282,11 @@ def restore_training(training: Training, path: Path) -> None:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly any exception in torch
         raise BadInput(f"{path} cannot be read ({first_line(error)}): begin in a new --out") from error
-    differing = [name for name, value in training.settings.items() if stored["settings"].get(name) != value]
+    settings = stored["settings"]
+    differing = [name for name, value in training.settings.items() if settings.get(name) != value]
     if differing:
         names = ", ".join(differing)
-        raise BadInput(f"{path} is a training with other values of {names}: give its own, or a new --out")
+        raise BadInput(f"{path} is of another {names}: give its own, or a new --out")
     with torch.no_grad():
         for name, parameter in training.policy.named_trainable_parameters():
             parameter.copy_(stored["parameters"][name])

@@ -192,7 +192,8 @@ def results_files(args: Args, name: str, looks: str) -> dict[str, Path]:
         measured += "-" + Path(args.measure).resolve().as_posix().replace("/", "-")
     rules = L1_RULE if STAND_INS[name].has_l1_head else RULES
     folder = args.out / "measured"
-    return {rule: folder / f"{measured}-{looks}-{re.sub('[^a-zA-Z0-9.]+', '_', rule)}.json" for rule in rules}
+    file_names = {rule: re.sub("[^a-zA-Z0-9.]+", "_", rule) for rule in rules}
+    return {rule: folder / f"{measured}-{looks}-{name}.json" for rule, name in file_names.items()}
 
 
 def evaluation(args: Args, name: str, looks: str, rule: str, results: Path) -> str:

@@ -50,7 +50,8 @@ def choose_feature(features: Collection[str], names: Sequence[str], location: st
 
 def choose_cameras(features: Collection[str], location: str) -> list[str]:
     """The features with pictures: agentview's, then the wrist's if there is one. Raises BadInput without agentview."""
-    return [choose_feature(features, AGENTVIEW, location), *[name for name in WRIST if name in features][:1]]
+    wrist_cameras = [name for name in WRIST if name in features]
+    return [choose_feature(features, AGENTVIEW, location), *wrist_cameras[:1]]
 
 
 def check_contents(episode: StoredEpisode) -> None:
