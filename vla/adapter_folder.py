@@ -184,9 +184,9 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
     """Copy tensors by name. If one is missing or has another shape, raises BadInput and copies none."""
-    expected = {name: tuple(tensor.shape) for name, tensor in targets.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in stored.items()}
-    different = sorted(expected.items() ^ found.items())
+    target_shapes = {name: tensor.shape for name, tensor in targets.items()}
+    stored_shapes = {name: tensor.shape for name, tensor in stored.items()}
+    different = sorted(target_shapes.items() ^ stored_shapes.items())
     if different:
         raise BadInput(
             f"{path}: {different[0][0]} is missing, unknown or of another shape: it belongs to another base, has "

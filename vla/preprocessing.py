@@ -57,9 +57,9 @@ class ImageProcessor:
     def load(cls, folder: Path) -> "ImageProcessor":
         """Read it from a checkpoint folder. Raises BadInput for settings that are not supported."""
         path = folder / "preprocessor_config.json"
-        of_transformers_5 = folder / "processor_config.json"  # the settings of all processors
-        if of_transformers_5.exists() and not path.exists():
-            return read_fields(of_transformers_5, cls, part="image_processor")
+        all_processors = folder / "processor_config.json"  # as transformers 5 writes it
+        if all_processors.exists() and not path.exists():
+            return read_fields(all_processors, cls, part="image_processor")
         return read_fields(path, cls, "get the file of an OpenVLA-OFT checkpoint")
 
 
