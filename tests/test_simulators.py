@@ -40,46 +40,29 @@ def machine(monkeypatch):
     return set_machine
 
 
-def count(device: torch.device, renderer: str, useful: dict = PLENTY) -> int:
-    return count_simulators(OFFICIAL, 1, device, renderer, useful).num_envs
-
-
-def test_there_are_as_many_as_cores_and_one_more_beside_a_policy_on_the_cpu(machine):
-    machine(cores=16)
-    assert count(GPU, NVIDIA) == 16
-    assert count(CPU, MESA) == 17
-
-
-def test_they_take_at_most_half_of_the_free_memory(machine):
-    machine(cores=16, main=12.0)  # 1.2 GiB each
-    assert count(GPU, NVIDIA) == 5
-    machine(cores=16, gpu=8.4)  # a card of 24 GB with the 7B; 0.55 GiB each
-    assert count(GPU, NVIDIA) == 7
-    machine(cores=16, main=1.0, gpu=0.1)
-    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; a warning says so
-
-
-def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
-    machine(cores=16, gpu=1.1)
-    assert count(GPU, NVIDIA) == 1
-    assert count(GPU, MESA) == 16
-    assert count(CPU, NVIDIA) == 17
-    of_gpu = {
-        renderer: count_simulators(OFFICIAL, 1, GPU, renderer, {"one episode": 1}).gpu_gib
-        for renderer in (NVIDIA, MESA)
-    }
-    assert of_gpu == {NVIDIA: pytest.approx(0.55), MESA: 0.0}
-
-
-def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_their_gpus(machine, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    for free, number in (
-        ({"cores": 16}, 4),
-        ({"cores": 64, "main": 48.0}, 5),
-        ({"cores": 64, "gpu": 8.4}, 7),
-    ):
-        machine(**free)
-        assert count(GPU, NVIDIA) == number
+@pytest.mark.parametrize(
+    ("ranks", "cores", "main", "gpu", "device", "renderer", "num_envs"),
+    [
+        (1, 16, 1000, 1000, GPU, NVIDIA, 16),
+        (1, 16, 1000, 1000, CPU, MESA, 17),  # one more beside a policy on the CPU
+        (1, 16, 12, 1000, GPU, NVIDIA, 5),  # half of the free memory, 1.2 GiB each
+        (1, 16, 1000, 8.4, GPU, NVIDIA, 7),  # a card of 24 GB with the 7B; 0.55 GiB each
+        (1, 16, 1, 0.1, GPU, NVIDIA, 1),  # fewer there cannot be; a warning says so
+        (1, 16, 1000, 1.1, GPU, MESA, 16),  # GPU memory counts only where simulators render on the GPU
+        (1, 16, 1000, 1.1, CPU, NVIDIA, 17),
+        (4, 16, 1000, 1000, GPU, NVIDIA, 4),  # ranks share cores and main memory
+        (4, 64, 48, 1000, GPU, NVIDIA, 5),
+        (4, 64, 1000, 8.4, GPU, NVIDIA, 7),  # but not their GPUs
+    ],
+)
+def test_there_are_as_many_as_cores_and_half_of_the_free_memory_allow(
+    machine, monkeypatch, ranks, cores, main, gpu, device, renderer, num_envs
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    machine(cores, main, gpu)
+    count = count_simulators(OFFICIAL, 1, device, renderer, PLENTY)
+    on_gpu = device == GPU and renderer == NVIDIA
+    assert (count.num_envs, count.gpu_gib) == (num_envs, pytest.approx(0.55 * num_envs if on_gpu else 0.0))
 
 
 def test_a_number_is_kept_whatever_the_machine_is_with_a_warning(machine, caplog):
