@@ -142,11 +142,11 @@ def select_key(
     suites = SUITE_NAME.findall(first_key)
     if unnorm_key is None and have_one_scale and (task_suite in suites or not suites or task_suite is None):
         return first_key
-    missing = unnorm_key or f"for {task_suite or 'no named task_suite'}"
+    missing = unnorm_key or task_suite or "an unnamed task_suite"
     keys = ", ".join(sorted(statistics))
     raise BadInput(
-        f"{folder}: no statistics {missing}, only {keys}; use a checkpoint of this suite, or choose one of these as "
-        "unnorm_key (--unnorm-key)"
+        f"{folder}: no statistics for {missing}, only {keys}; use a checkpoint of this suite, or choose one of these "
+        "as unnorm_key (--unnorm-key)"
     )
 
 
