@@ -17,7 +17,7 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # PPO alone; --warmup adds warmup and transition. `lr` is only the first learning rate: after each update it follows the
-# default --desired-kl. These settings were chosen on policies that are withdrawn (docs/LOG.md), so they are guesses.
+# default --desired-kl. Temperature, epochs and length are those of the runs in docs/LOG.md; the others are guesses.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
@@ -25,15 +25,15 @@ _TINY = changed(
     warmup=False,
     warmup_steps=12_000,
     transition_steps=4_000,
-    total_steps=40_000,
+    total_steps=25_000,
     n_steps=3_000,
     advantage="auto",
-    temperature=0.6,
-    n_epochs=6,
+    temperature=1.0,
+    n_epochs=3,
     batch_size=128,
     lr=3e-4,
     warmup_lr=1e-3,
-    eval_interval=40_000,
+    eval_interval=25_000,
 )
 
 # How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
