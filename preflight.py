@@ -128,9 +128,8 @@ def check_first_frame(images: np.ndarray) -> None:
 def needs_token_head(setup: Setup) -> bool:
     """Whether training starts from a token head that must have been trained on action tokens.
 
-    A warmup by an L1 head or by another checkpoint trains the token head anew, so its first state does not matter.
+    A warmup by an L1 head trains the token head anew, so its first state does not matter.
     """
     phases = setup.config.phases
-    is_relearned = setup.learner.teacher_mode == "l1" or phases.teacher_checkpoint is not None
-    is_replaced = is_relearned and phase_at(0, phases).distils
+    is_replaced = setup.learner.teacher_mode == "l1" and phase_at(0, phases).distils
     return not is_replaced and not setup.config.evaluation.allow_zero_baseline

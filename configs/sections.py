@@ -115,17 +115,11 @@ class PhaseConfig:
     # the teacher's token, with a standard deviation of 4 bins.
     warmup_target: WarmupTarget = "hard"
     # The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
-    # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy. Or
-    # another CHECKPOINT (folder, hub id or trained adapter): a stronger policy with the same inputs.
-    teacher: str = "auto"
+    # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy.
+    teacher: Literal["auto", "greedy", "median", "l1"] = "auto"
     # Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
     # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never).
     warmup_agreement: Annotated[Share, CHANGEABLE] = 0.5
-
-    @property
-    def teacher_checkpoint(self) -> str | None:
-        """The checkpoint that --teacher names; None if the trained checkpoint is its own teacher."""
-        return None if self.teacher in ("auto", "greedy", "median", "l1") else self.teacher
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Find and load the policy of a run or an evaluation, and its teacher, and choose the looks that it sees."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from configs.config import TrainConfig
 from configs.sections import ModelConfig, UpdateConfig
-from contracts import BadInput
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
 from rl.teacher import TeacherChoice, choose_teacher
@@ -79,30 +77,17 @@ def load_policy(
     return Policy.load(str(model.checkpoint), options)
 
 
-def load_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
-    """Give the policy the teacher that --teacher names; return how it decides, and why. Raises BadInput."""
-    model = config.model
-    checkpoint = config.phases.teacher_checkpoint or str(model.checkpoint)
+def choose_and_keep_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
+    """Keep the policy as it is as the teacher, and return how it decides, and why. Raises BadInput.
+
+    Before training, a policy without a trained adapter is its own teacher as soon as its adapters are left out.
+    """
+    checkpoint = str(config.model.checkpoint)
     _, adapter = base_and_adapter(checkpoint)
-    if config.phases.teacher_checkpoint is not None or adapter is not None:
-        try:
-            _set_teacher(policy, replace(model, checkpoint=checkpoint), adapter, config.task.task_suite)
-        except BadInput as problem:
-            raise BadInput(f"--teacher {checkpoint}: {problem}") from None
-    with policy.teacher() as teacher:
-        can_act_by_l1 = teacher.can_act_by_l1(checkpoint)
-        is_laplace = teacher.is_laplace
-    return choose_teacher(
-        config.phases, str(model.checkpoint), config.loss.kl_coef, can_act_by_l1, is_laplace
-    )
-
-
-def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
-    """Make another checkpoint the teacher. An adapter of the same base shares the policy's frozen weights."""
-    if adapter is not None and policy.use_teacher_adapter(adapter):
-        return
-    # The teacher's adapters are never trained, so their rank does not matter.
-    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))
+    if adapter is not None:
+        policy.keep_as_teacher()
+    can_act_by_l1 = policy.can_act_by_l1(checkpoint)
+    return choose_teacher(config.phases, checkpoint, config.loss.kl_coef, can_act_by_l1, policy.is_laplace)
 
 
 def weights_fingerprint(policy: Policy) -> str:

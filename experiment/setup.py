@@ -17,7 +17,7 @@ from envs.env import EnvSpec, Start, TaskInfo
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-from experiment.policies import choose_looks, load_policy, load_teacher
+from experiment.policies import choose_and_keep_teacher, choose_looks, load_policy
 from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import SimulatorCount, count_for_training, find_renderer_apart
 from experiment.terminal import log_row
@@ -57,7 +57,7 @@ def set_up(config: TrainConfig) -> Iterator[Setup]:
     policy = load_policy(
         config.model, task.task_suite, update.lora_rank, config.run.seed, update.trained_blocks
     )
-    teacher = load_teacher(policy, config)
+    teacher = choose_and_keep_teacher(policy, config)
     simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
     plan = plan_memory(policy, config, simulators, ranks, tasks[0])
     config = changed(config, num_envs=simulators.num_envs, micro_batch_size=plan.micro_batch_size)
@@ -90,7 +90,6 @@ def resolve_names(config: TrainConfig) -> TrainConfig:
         bddl_file=bddl_file and str(Path(bddl_file).absolute()),
         assets=choose_looks(config.simulator.assets, config.model),
         checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
-        teacher=str(resolve_pointer(Path(config.phases.teacher))),
     )
 
 

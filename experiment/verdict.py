@@ -59,15 +59,14 @@ def changes(
 ) -> dict[str, Paired]:
     """The changes from the policy that the run was given to the last student, sampled and greedy; of one task or all.
 
-    The greedy student is compared with its teacher, the policy before training, unless --teacher names another one.
+    The greedy student is compared with its teacher, the policy before training.
     Empty without two evaluations.
     """
     if len(evaluations) < 2:
         return {}
-    start = "teacher" if run.config.phases.teacher_checkpoint is None else "greedy"
     pairs = {
         after: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
-        for before, after in (("sampled", "sampled"), (start, "greedy"))
+        for before, after in (("sampled", "sampled"), ("teacher", "greedy"))
     }
     return {rule: paired for rule, paired in pairs.items() if paired.n > 0}
 

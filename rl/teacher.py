@@ -78,9 +78,8 @@ def _mode_and_reason(
         if not has_l1_head:
             raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
         return "l1", "as asked by --teacher"
-    name = phases.teacher_checkpoint or "the checkpoint"
     if is_laplace:
-        return "greedy", f"the likeliest tokens of {name} are those of its L1 head's actions"
+        return "greedy", "its likeliest tokens are those of its L1 head's actions"
     if has_l1_head:
-        return "l1", f"{name} was trained by regression: its token logits mean nothing"
-    return "greedy", f"{name} has no action head, so its likeliest tokens are the teacher's"
+        return "l1", "the checkpoint was trained by regression: its token logits mean nothing"
+    return "greedy", "the checkpoint has no action head, so its likeliest tokens are the teacher's"

@@ -71,7 +71,6 @@ class FakePolicy(nn.Module):
     few_sizes = is_compiled = False
     info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True)
 
-    _teacher: FakePolicy | None = None  # None: itself without its adapter
     _is_teacher = False
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
@@ -137,29 +136,23 @@ class FakePolicy(nn.Module):
     def act_as_teacher(
         self, observations: Sequence[Any], mode: str = "greedy", kept: Sequence[Any] | None = None
     ) -> Acted:
-        with self.teacher() as teacher:
-            return teacher.act(observations, mode, kept=kept)
+        with self.teacher():
+            return self.act(observations, mode, kept=kept)
 
     def teacher_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
-        with self.teacher() as teacher:
-            return teacher.chunk_logits(observations, kept)
-
-    def use_teacher(self, teacher: FakePolicy) -> None:
-        object.__setattr__(self, "_teacher", teacher)  # torch would make it a part of this module
+        with self.teacher():
+            return self.chunk_logits(observations, kept)
 
     @contextmanager
-    def teacher(self) -> Iterator[FakePolicy]:
-        if self._teacher is not None:
-            yield self._teacher
-            return
+    def teacher(self) -> Iterator[None]:
         before, self._is_teacher = self._is_teacher, True
         try:
-            yield self
+            yield
         finally:
             self._is_teacher = before
 
     def equals_teacher(self) -> bool:
-        return self._teacher is None and not any(p.any() for p in self.parameters())
+        return not any(p.any() for p in self.parameters())
 
     @property
     def network(self) -> FakePolicy:

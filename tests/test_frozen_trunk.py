@@ -193,23 +193,10 @@ def test_teacher_and_student_share_the_trunk(small, observations, mode):
     assert pretrained.equals_teacher()
 
 
-def test_another_network_as_teacher_computes_its_own_states(small, observations):
-    policy = trained_policy(small, 2)
-    teacher = trained_policy(small, None)
-    policy.use_teacher(teacher)
-    kept = policy.act(observations).kept
-    acted = policy.act_as_teacher(observations, "greedy", kept)
-    assert torch.equal(acted.tokens, teacher.act(observations).tokens)
-    assert list(acted.kept) == [None] * 3
-    assert torch.equal(policy.teacher_logits(observations, kept), teacher.chunk_logits(observations))
-
-
-def test_an_adapter_below_the_trunks_end_neither_teaches_nor_fits_above_it(small, tmp_path):
+def test_an_adapter_below_the_trunks_end_does_not_fit_above_it(small, tmp_path):
     for trained_blocks, folder in ((None, tmp_path / "all"), (1, tmp_path / "last")):
         trained_policy(small, trained_blocks).save_adapter(folder)
     policy = load_policy(small, trained_blocks=2)
-    assert not policy.use_teacher_adapter(str(tmp_path / "all"))
-    assert policy.use_teacher_adapter(str(tmp_path / "last"))
     with pytest.raises(BadInput, match=str(tmp_path)):
         policy.load_adapter(tmp_path / "all")
 

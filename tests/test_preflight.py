@@ -64,19 +64,16 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("teacher_mode", "teacher", "warmup", "allowed", "needed"),
+    ("teacher_mode", "warmup", "allowed", "needed"),
     [
-        ("greedy", "auto", True, False, True),
-        ("greedy", "auto", True, True, False),
-        ("l1", "auto", True, False, False),
-        ("greedy", "some/other", True, False, False),
-        ("greedy", "some/other", False, False, True),
+        ("greedy", True, False, True),
+        ("greedy", True, True, False),
+        ("l1", True, False, False),
+        ("l1", False, False, True),
     ],
 )
-def test_a_trained_token_head_is_needed_unless_an_l1_head_or_another_teacher_warms_up(
-    teacher_mode, teacher, warmup, allowed, needed
-):
-    settings = {"teacher": teacher, "warmup": warmup, "warmup_steps": 100, "allow_zero_baseline": allowed}
+def test_a_trained_token_head_is_needed_unless_an_l1_head_warms_up(teacher_mode, warmup, allowed, needed):
+    settings = {"warmup": warmup, "warmup_steps": 100, "allow_zero_baseline": allowed}
     learner = SimpleNamespace(teacher_mode=teacher_mode)
     setup = SimpleNamespace(config=changed(TrainConfig(), **settings), learner=learner)
     assert preflight.needs_token_head(setup) is needed

@@ -13,7 +13,7 @@ from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
 from experiment import policies
-from experiment.policies import choose_looks, load_policy, load_teacher, weights_fingerprint
+from experiment.policies import choose_and_keep_teacher, choose_looks, load_policy, weights_fingerprint
 from experiment.setup import find_tasks, first_observation, resolve_names
 from tests.fakes import FakePool, Script
 from tests.small_checkpoint import make_small_checkpoint
@@ -53,9 +53,9 @@ def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_t
 
 def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
     (tmp_path / "best").write_text("step_8")
-    pointers = {"checkpoint": str(tmp_path / "best"), "teacher": str(tmp_path / "best"), "assets": "lowpoly"}
+    pointers = {"checkpoint": str(tmp_path / "best"), "assets": "lowpoly"}
     resolved = resolve_names(changed(TrainConfig(), **pointers))
-    assert resolved.model.checkpoint == resolved.phases.teacher == str(tmp_path / "step_8")
+    assert resolved.model.checkpoint == str(tmp_path / "step_8")
     assert resolve_names(resolved) == resolved
     own_task = resolve_names(changed(TrainConfig(), bddl_file="own.bddl", **pointers)).simulator.bddl_file
     assert Path(own_task) == Path.cwd() / "own.bddl"  # the run may go on in another folder
@@ -76,26 +76,17 @@ def config_with(checkpoint, teacher: str) -> TrainConfig:
     return changed(TrainConfig(), checkpoint=str(checkpoint), device="cpu", teacher=teacher)
 
 
-def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(small, tmp_path):
-    policy = load_policy(on_cpu(small), SUITE)
-    one_image = make_small_checkpoint(tmp_path / "teacher", num_images=1)
-    for teacher in (str(one_image), "gredy"):
-        with pytest.raises(BadInput, match=f"--teacher {teacher}: "):
-            load_teacher(policy, config_with(small, teacher))
-
-
-def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, tmp_path):
+def test_the_teacher_is_the_checkpoints_l1_head_unless_told_otherwise(small, tmp_path):
     without_head = make_small_checkpoint(tmp_path / "without_head")
     for checkpoint, teacher, mode in (
         (small, "auto", "l1"),
         (small, "greedy", "greedy"),
         (without_head, "auto", "greedy"),
-        (small, str(without_head), "greedy"),
     ):
         policy = load_policy(on_cpu(checkpoint), SUITE)
-        assert load_teacher(policy, config_with(checkpoint, teacher)).mode == mode
+        assert choose_and_keep_teacher(policy, config_with(checkpoint, teacher)).mode == mode
     with pytest.raises(BadInput, match="--teacher l1"):
-        load_teacher(load_policy(on_cpu(without_head), SUITE), config_with(without_head, "l1"))
+        choose_and_keep_teacher(load_policy(on_cpu(without_head), SUITE), config_with(without_head, "l1"))
 
 
 # simulators

@@ -1,12 +1,9 @@
-"""The three kinds of teacher: the policy as pretrained, the policy with another adapter, another policy."""
-
-from dataclasses import replace
+"""The two kinds of teacher: the policy as pretrained, and as it was when training began from an adapter."""
 
 import pytest
 import torch
 
-from contracts import BadInput
-from tests.small_checkpoint import load_policy, make_small_checkpoint, train_a_little
+from tests.small_checkpoint import load_policy, train_a_little
 
 
 @pytest.fixture
@@ -44,53 +41,20 @@ def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observ
         assert plain is with_teacher is None or torch.equal(plain, with_teacher)
 
 
-def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(
-    small, policy, observations, tmp_path
-):
-    teacher_policy = load_policy(small, seed=7)
-    train_a_little(teacher_policy)
-    teacher_policy.save_adapter(tmp_path / "adapter")
-    teachers_logits = teacher_policy.chunk_logits(observations).detach()
+def test_a_policy_that_starts_from_an_adapter_is_its_own_teacher_as_it_was(policy, observations):
+    train_a_little(policy)
+    teachers_logits = policy.chunk_logits(observations).detach()
+    policy.keep_as_teacher()
+    assert policy.equals_teacher()
     train_a_little(policy, step=0.1)
     students_logits = policy.chunk_logits(observations).detach()
-
-    assert policy.use_teacher_adapter(str(tmp_path / "adapter"))
     assert not policy.equals_teacher()
-    assert teacher_policy.use_teacher_adapter(str(tmp_path / "adapter"))
-    assert teacher_policy.equals_teacher()
     for _ in range(2):
         assert torch.equal(policy.chunk_logits(observations), students_logits)
-        with policy.teacher() as teacher, policy.teacher():
-            assert teacher is policy
+        with policy.teacher(), policy.teacher():
             assert torch.equal(policy.chunk_logits(observations), teachers_logits)
     optimizer = policy.make_optimizer(lr=1e-2, weight_decay=0.01)
     policy.chunk_logits(observations).square().mean().backward()
     optimizer.step()
     assert not torch.equal(policy.chunk_logits(observations), students_logits)
-    assert torch.equal(policy.act_as_teacher(observations).tokens, teacher_policy.act(observations).tokens)
-
-
-@pytest.mark.parametrize("has_other_base", [True, False])
-def test_an_adapter_of_another_base_or_rank_teaches_as_another_policy_only(
-    small, observations, tmp_path, has_other_base
-):
-    base = make_small_checkpoint(tmp_path / "other", l1_head=True, seed=5) if has_other_base else small
-    teacher_policy = load_policy(base, lora_rank=4 if has_other_base else 2)
-    train_a_little(teacher_policy)
-    teacher_policy.save_adapter(tmp_path / "adapter")
-    student = load_policy(small)
-    students_logits = student.chunk_logits(observations).detach()
-    assert not student.use_teacher_adapter(str(tmp_path / "adapter"))
-    student.use_teacher(load_policy(tmp_path / "adapter"))
-    assert not student.equals_teacher()
-    assert torch.equal(student.act_as_teacher(observations).tokens, teacher_policy.act(observations).tokens)
-    assert torch.equal(student.chunk_logits(observations), students_logits)
-
-
-def test_a_teacher_of_other_statistics_is_refused(policy, tmp_path):
-    """Its tokens mean other actions."""
-    teacher = load_policy(make_small_checkpoint(tmp_path / "other", seed=5))
-    action = teacher.statistics.action
-    teacher.statistics = replace(teacher.statistics, action=replace(action, q01=0.5 * action.q01))
-    with pytest.raises(BadInput, match="statistics"):
-        policy.use_teacher(teacher)
+    assert torch.equal(policy.teacher_logits(observations), teachers_logits)

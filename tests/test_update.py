@@ -170,9 +170,8 @@ def test_a_soft_target_is_the_teachers_distribution_at_a_low_temperature(policy,
 def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(
     policy, batch, mode
 ):
-    teacher = FakePolicy(seed=7, sharpness=0.5)
-    policy.use_teacher(teacher)
-    expected = teacher.act(batch.observations, mode).tokens
+    expected = policy.act_as_teacher(batch.observations, mode).tokens
+    assert not torch.equal(expected, batch.tokens)
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_steps=1, warmup_actor=actor)
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))

@@ -51,11 +51,6 @@ def test_above_70_percent_the_advantages_with_a_baseline_are_named(tmp_path, las
     assert any("--advantage batch" in line for line in verdict.lines) == is_named
 
 
-def test_with_a_teacher_of_another_checkpoint_the_student_is_compared_with_its_own_start(tmp_path):
-    verdict = judged(tmp_path, ("111111", "111111"), phases__teacher="RUN/checkpoints/best")
-    assert verdict.lines[1].startswith("greedy 0/6")
-
-
 def test_without_two_evaluations_nothing_is_claimed(tmp_path):
     run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
     store_episodes(tmp_path, 0, teacher="01", greedy="01", sampled="00")

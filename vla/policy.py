@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,15 +21,14 @@ from torch import Tensor, nn
 
 from contracts import BadInput, Observation
 from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter, write_adapter
-from vla.checkpoint import inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork, Part
-from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, same_statistics, unnormalise
+from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, unnormalise
 from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import LoadOptions, PolicyParts, load_parts
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
-from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters, adapter_as_teacher
+from vla.teacher import Snapshot, WithoutAdapters
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -88,7 +87,7 @@ class Policy:
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
-        self._teacher: WithoutAdapters | SwappedAdapter | SecondNetwork[Policy] = WithoutAdapters(network)
+        self._teacher: WithoutAdapters | Snapshot = WithoutAdapters(network)
         # Where a frozen trunk's hidden states are kept; None: nowhere. `vla.memory` chooses.
         self.kept_on: torch.device | None = self.device
         if network.proprio_projector is not None and network.trained_blocks is None:
@@ -242,64 +241,33 @@ class Policy:
     # Teacher
 
     @contextmanager
-    def teacher(self) -> Iterator[Policy]:
-        """Within this block, the policy that decides as the teacher; see `vla.teacher`.
+    def teacher(self) -> Iterator[None]:
+        """Within this block the network decides as the teacher; see `vla.teacher`. Blocks may be nested.
 
-        By default it is this policy without its adapters and with the pretrained proprio projector. Blocks may be
-        nested.
+        By default the teacher is the network without its adapters and with the pretrained proprio projector.
         """
-        with self._teacher.acting(self) as teacher:
-            yield teacher
+        with self._teacher.acting():
+            yield
 
     def act_as_teacher(
         self, observations: Sequence[Observation], mode: Mode = "greedy", kept: KeptStates | None = None
     ) -> Acted:
-        """The teacher's decisions.
-
-        kept: this policy's, see `chunk_logits`. Its frozen trunk is the teacher's, too, unless that is another network.
-        """
-        with self.teacher() as teacher:
-            if teacher is self:
-                return self.act(observations, mode, kept=kept)
-            return replace(teacher.act(observations, mode), kept=[None] * len(observations))
+        """The teacher's decisions. kept: see `chunk_logits`; the frozen trunk is the teacher's, too."""
+        with self.teacher():
+            return self.act(observations, mode, kept=kept)
 
     def teacher_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
-        """`chunk_logits` of the teacher. kept: this policy's, see `act_as_teacher`."""
-        with self.teacher() as teacher:
-            return teacher.chunk_logits(observations, kept if teacher is self else None)
+        """`chunk_logits` of the teacher. kept: see `act_as_teacher`."""
+        with self.teacher():
+            return self.chunk_logits(observations, kept)
 
     def equals_teacher(self) -> bool:
         """Whether this policy has not been trained away from its teacher, so that both decide the same greedily."""
         return self._teacher.equals_student()
 
-    def use_teacher(self, teacher: Policy) -> None:
-        """Make another policy the teacher. Raises BadInput unless its inputs and tokens mean the same."""
-        is_of_same_kind = _interface(self) == _interface(teacher)
-        if not (is_of_same_kind and same_statistics(self.statistics, teacher.statistics)):
-            raise BadInput("the teacher reads or decides something else, or has other statistics")
-        self._teacher = SecondNetwork(teacher)
-
-    def use_teacher_adapter(self, folder: str) -> bool:
-        """Make this policy with a trained adapter's values the teacher, on the same frozen weights.
-
-        Returns False, and does nothing, when the adapter has another base, rank, alpha or other statistics, or changes
-        this policy's frozen trunk.
-        """
-        adapter = read_adapter(Path(folder))
-        layers = self.network.adapters
-        info = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder)
-        statistics = info.statistics.get(self.unnorm_key)
-        fits = (
-            adapter.base_fingerprint == self.base_fingerprint
-            and (adapter.rank, adapter.alpha) == (layers.rank, layers.alpha)
-            and (adapter.l1_student == "laplace") == self.is_laplace
-            and adapter.tensors.keys() <= layers.named_matrices().keys()
-            and statistics is not None
-            and same_statistics(self.statistics, statistics)
-        )
-        if fits:
-            self._teacher = adapter_as_teacher(adapter, self.network, [p for _, p in self._trainable])
-        return fits
+    def keep_as_teacher(self) -> None:
+        """Make this policy, as it is now, the teacher."""
+        self._teacher = Snapshot([parameter for _, parameter in self._trainable])
 
     # Training
 
@@ -369,9 +337,3 @@ class Policy:
             text = f"frozen below the last {network.trained_blocks} blocks, its states are kept {place}"
             rows.append(("trunk", text))
         return rows
-
-
-def _interface(policy: Policy) -> tuple[object, ...]:
-    """What a policy reads and how much it decides."""
-    image_size = policy.model_inputs.processor.image_size
-    return policy.num_images, image_size, policy.info.uses_proprio, policy.chunk_length
