@@ -72,7 +72,6 @@ def test_the_transition_begins_where_it_should_and_no_rollout_is_a_small_rest(wa
         ("greedy", True, "greedy", "as asked by --teacher"),
         ("median", True, "median", "as asked by --teacher"),
         ("l1", True, "l1", "as asked by --teacher"),
-        ("some/other", False, "greedy", "some/other has no action head"),
     ],
 )
 def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):

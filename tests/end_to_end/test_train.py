@@ -51,15 +51,15 @@ def test_run_folder_is_complete(run):
     }
 
 
-def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it_again(smoke, run, tmp_path):
-    teacher = run / "checkpoints" / "latest"
-    flags = [*flags_into(smoke, tmp_path), "--teacher", str(teacher), "--warmup-actor", "student"]
+def test_a_run_begins_with_the_adapter_of_another_as_its_teacher_and_finds_it_again(smoke, run, tmp_path):
+    adapter = run / "checkpoints" / "latest"
+    flags = [*flags_into(smoke, tmp_path), "--checkpoint", str(adapter), "--warmup-actor", "student"]
     flags += ["--total-steps", "64", "--eval-interval", "1000"]
     with pytest.raises(TimeIsUp):
         train_grpo.main([*flags, "--max-hours", "1e-9"])
     student = only_run(flags)
     settings = json.loads((student / "config.json").read_text())["config"]
-    assert settings["phases"]["teacher"] == str(latest_of(run))
+    assert settings["model"]["checkpoint"] == str(latest_of(run))
     train_grpo.main(["--resume", str(student), "--max-hours", "100"])
     updates = [row for row in records_of(student) if "schedule/phase" in row]
     assert [row["schedule/phase"] for row in updates] == [0, 1]
