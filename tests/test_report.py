@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import re
 import subprocess
 import sys
@@ -38,10 +37,9 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder) -> str:
-    """The page that the command writes, here where the locale knows no arrow."""
-    environ = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    """The page that the command writes."""
     command = [sys.executable, "-m", "experiment.report", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     sampled, greedy, looks, path = done.stdout.splitlines()
     assert sampled.startswith("sampled 4/20 = 20 % [8, 42] -> 16/20 = 80 % [58, 92]: better")
     assert greedy.startswith("greedy 1/2")
