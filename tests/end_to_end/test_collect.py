@@ -1,6 +1,7 @@
 """From run folders and a results file to one compact file, its comparison with another, and its plot."""
 
 import json
+import shutil
 
 import pytest
 
@@ -15,11 +16,16 @@ SEEDS = (1, 2)
 
 @pytest.fixture(scope="module")
 def experiment(smoke, tmp_path_factory):
-    """Two runs of seconds, and the end of the first one played by eval.py."""
+    """A run of seconds, a copy of it as another seed's, and the end of the first one played by eval.py."""
     folder = tmp_path_factory.mktemp("experiment")
     flags = flags_into(smoke, folder / "runs")
-    runs = [train_grpo.run_training(parse_train([*flags, "--seed", str(seed)]).config) for seed in SEEDS]
-    checkpoint = str(runs[0] / "checkpoints" / "latest")
+    first = train_grpo.run_training(parse_train([*flags, "--seed", str(SEEDS[0])]).config)
+    second = shutil.copytree(first, first.with_name("second"))
+    description = json.loads((second / "config.json").read_text())
+    description["config"]["run"]["seed"] = SEEDS[1]
+    (second / "config.json").write_text(json.dumps(description))
+    runs = [first, second]
+    checkpoint = str(first / "checkpoints" / "latest")
     results = str(folder / "results.json")
     short = ["--init-states", "both", "--first-init-state", "48", "--trials", "3", "--max-env-steps", "16"]
     short += ["--num-envs", "1", "--device", "cpu", "--assets", "lowpoly", "--task-ids", "0"]
