@@ -150,8 +150,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
-        # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
+        # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds what
+        # `rl.episode_queue` keeps of them. `trajectories` are those to learn from, fewer with --dynamic-sampling.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
         behaviour = behaviour_in(phase, config, learner.teacher_mode, state.episode_length)
@@ -165,8 +165,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. A critic
-            # (--advantage gae) learns from every rollout, also in the warmup.
+            # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. The critic
+            # (--advantage gae) estimates values, and in the same call remembers the rollout, also in the warmup.
             batch = flatten(trajectories, learner.policy.action_dim)
             values = None
             if learner.critic is not None:

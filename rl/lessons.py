@@ -23,8 +23,9 @@ from rl.trajectory import Batch, token_weights
 def remember(lessons: list[Batch], batch: Batch) -> Batch:
     """Add a labelled rollout to the lessons. Returns a batch of all of them.
 
-    What a frozen trunk computed is too large to be kept. So only the first rollout learns from it: passes that compute
-    it for some rows and not for others would have too many different sizes.
+    The hidden states that a frozen trunk computed are too large to be kept for all. So only the update after the first
+    rollout uses them, and later ones compute them again for all rows: passes that computed them for some rows alone
+    would have too many different sizes.
     """
     lessons.append(replace(batch, kept=[None] * len(batch)))
     return join(lessons) if len(lessons) > 1 else batch

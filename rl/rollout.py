@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # how often an episode is tried before it is left out
-MAX_BAD_STARTS = (
-    5  # after so many initial states in a row that cannot be played the simulator counts as broken
-)
+# After so many initial states in a row that cannot be played the simulator counts as broken.
+MAX_BAD_STARTS = 5
 TIMED_PARTS = ("sim", "render", "preprocess", "infer", "wait")
 
 
