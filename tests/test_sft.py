@@ -22,7 +22,7 @@ from vla.policy import Mode, Policy
 from vla.tokens import ACTION_TOKEN_IDS
 from workshop.demo_files import DemoEpisode, list_episodes, read_episode
 from workshop.sft_config import SftArgs, TinySize
-from workshop.sft_training import STATE_FILE, fine_tune, token_loss
+from workshop.sft_training import fine_tune, token_loss
 from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
@@ -132,63 +132,6 @@ def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero
     assert unchanged == {name for name in after if name.startswith(never_computed)}
     rows_in_use = after["language_model.lm_head.weight"].any(dim=1).nonzero().flatten()
     assert rows_in_use.tolist() == [*ACTION_TOKEN_IDS]
-
-
-def fine_tune_until_killed(args: SftArgs, step: int) -> None:
-    """Train up to a step, and end without a word to anybody."""
-    learning_rate = SftArgs.learning_rate
-
-    def fail_in_step(self: SftArgs, present_step: int) -> float:
-        if present_step == step:
-            raise MemoryError
-        return learning_rate(self, present_step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SftArgs, "learning_rate", fail_in_step)
-        with pytest.raises(MemoryError):
-            fine_tune(args)
-
-
-def assert_same_training(out: Path, expected: Path) -> None:
-    """All weights and recorded losses are the same, bit for bit, and there are the same files."""
-    assert {path.name for path in out.iterdir()} == {path.name for path in expected.iterdir()}
-    records, expected_records = (read_records(folder) for folder in (out, expected))
-    assert [one["loss"] for one in records] == [one["loss"] for one in expected_records]
-    for path in expected.glob("*.safetensors"):
-        torch.testing.assert_close(load_file(out / path.name), load_file(path), rtol=0, atol=0)
-    for path in expected.glob("*.pt"):
-        assert (out / path.name).read_bytes() == path.read_bytes(), path.name
-
-
-@pytest.mark.parametrize("kind", ["whole network", "L1 head", "adapters"])
-def test_after_a_kill_the_same_command_goes_on_to_the_same_weights(kind, demos, tmp_path):
-    changes: dict = {"steps": 5, "holdout": 0.5}
-    if kind == "L1 head":
-        changes["l1"] = True
-    if kind == "adapters":
-        init = make_small_checkpoint(tmp_path / "init")
-        changes |= FROM_CHECKPOINT | {"init": str(init), "lora_rank": 4}
-    straight = fine_tune(sft_args(demos, tmp_path / "straight", **changes))
-    args = sft_args(demos, tmp_path / "killed", **changes)
-    fine_tune_until_killed(args, step=3)
-    assert [record["step"] for record in read_records(args.out)] == [2]
-    assert_same_training(fine_tune(args), straight)
-
-
-def test_a_folder_of_something_else_is_refused_and_left_alone(demos, tmp_path):
-    args = sft_args(demos, tmp_path / "out")
-    fine_tune_until_killed(args, step=2)
-    with pytest.raises(BadInput, match="steps, seed"):
-        fine_tune(sft_args(demos, args.out, steps=5, seed=1))
-    state = args.out / STATE_FILE
-    content = state.read_bytes()
-    state.write_bytes(content[:1000])
-    with pytest.raises(BadInput, match=STATE_FILE):
-        fine_tune(args)
-    state.write_bytes(content)
-    fine_tune(args)
-    with pytest.raises(BadInput, match="exists, without"):
-        fine_tune(args)
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):

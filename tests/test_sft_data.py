@@ -78,6 +78,15 @@ def test_statistics_are_named_after_the_suite_whose_tasks_were_played(folder, tm
         find_demo_folders([str(tmp_path), str(folder)], None)
 
 
+def test_folders_of_two_simulators_are_not_joined(tmp_path):
+    for name, mujoco in (("a", "3.2"), ("b", "3.3")):
+        recipe = DemosArgs(tmp_path).recipe() | {"simulator": {"mujoco": mujoco}}
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / RECIPE_FILE, recipe)
+    with pytest.raises(BadInput, match=r"3\.2.* and .*3\.3"):
+        find_demo_folders([str(tmp_path / "a"), str(tmp_path / "b")], None)
+
+
 def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split():
     names = ["a", "b", "c", "d"]
     train, held_out = split_episodes(names, 0.3, seed=1)

@@ -28,7 +28,8 @@ def resolve_checkpoint(name: str) -> Path:
         raise BadInput(f"checkpoint {name}: {no_such_folder(name)}: give a folder, or a hub id (owner/name)")
     cached = _cached_snapshot(name)
     if cached is None:
-        announce_hub("checkpoint", name)
+        # In case that a folder was meant, and its name mistyped.
+        log.warning("checkpoint %s: %s, so the Hugging Face hub is asked", name, no_such_folder(name))
     revision = None if cached is None else cached.name
     try:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
@@ -47,11 +48,6 @@ def resolve_checkpoint(name: str) -> Path:
             f"checkpoint {name}: {no_such_folder(name)}, and downloading it gave {type(error).__name__} "
             f"({first_line(error)}): check name, network and HF_HOME (a 7B is 15 GB), or give a local folder"
         ) from error
-
-
-def announce_hub(kind: str, name: str | Path) -> None:
-    """Log that the hub is asked, in case that a folder was meant and its name mistyped."""
-    log.warning("%s %s: %s, so the Hugging Face hub is asked", kind, name, no_such_folder(name))
 
 
 def commit_of(folder: Path) -> str | None:

@@ -16,13 +16,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import snapshot_download
 from PIL import Image
 
-from contracts import BadInput, first_line, read_fields
+from contracts import BadInput, first_line, no_such_folder, read_fields
 from envs.env import IMAGE_SIZE
 from experiment.terminal import say
-from vla.hub import announce_hub
 from vla.images import encode_jpeg
 from workshop import rlds
 from workshop.demo_files import CHUNK_LENGTH, KEY_SUFFIX, RECIPE_FILE, DemoEpisode
@@ -34,28 +32,28 @@ STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": 
 VERSION = r"\d+\.\d+\.\d+"
 
 
-def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
-    """The folder that holds a dataset's files, and the name of its statistics.
+def find_demos(folder: str | Path) -> tuple[Path, str]:
+    """The folder that holds a dataset's files, which may lie below `folder`, and the name of its statistics.
 
-    A hub id is owner/name or owner/name/folder; its dataset is downloaded. Raises BadInput if there is no such dataset,
-    or if the folder holds several.
+    Raises BadInput if there is no such folder, or if it holds several datasets.
     """
-    path = Path(folder_or_hub_id).expanduser()
-    root = path if path.is_dir() else _download(str(folder_or_hub_id))
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        raise BadInput(
+            f"--demos {folder}: {no_such_folder(folder)}; `hf download --repo-type dataset` gets those of the hub"
+        )
     record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
     if len(record_folders) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in record_folders)
-        raise BadInput(
-            f"--demos {folder_or_hub_id} holds several RLDS datasets: name one of its folders: {names}"
-        )
-    folder = record_folders[0] if record_folders else root
-    if is_foreign(folder):
+        raise BadInput(f"--demos {root} holds several RLDS datasets: name one of its folders: {names}")
+    found = record_folders[0] if record_folders else root
+    if is_foreign(found):
         # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
-        parts = [*path.resolve().parts, *folder.relative_to(root).parts]
-        return folder, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
-    recipe = folder / RECIPE_FILE
+        parts = [*root.resolve().parts, *found.relative_to(root).parts]
+        return found, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
+    recipe = found / RECIPE_FILE
     suite = read_fields(recipe, str, part="task_suite") if recipe.exists() else "libero_spatial"
-    return folder, suite + KEY_SUFFIX
+    return found, suite + KEY_SUFFIX
 
 
 def is_foreign(folder: Path) -> bool:
@@ -65,21 +63,6 @@ def is_foreign(folder: Path) -> bool:
 
 def _is_lerobot(folder: Path) -> bool:
     return (folder / "meta" / "info.json").exists()
-
-
-def _download(name: str) -> Path:
-    """Download a dataset of the hub, or take it from the hub's cache; returns its folder. Raises BadInput."""
-    repo = "/".join(name.split("/")[:2])
-    subfolder = name.removeprefix(repo).strip("/")
-    announce_hub("--demos", name)
-    try:
-        patterns = [f"{subfolder}/*"] if subfolder else None
-        return Path(snapshot_download(repo, repo_type="dataset", allow_patterns=patterns), subfolder)
-    except Exception as error:  # the hub's library raises errors of several HTTP libraries
-        raise BadInput(
-            f"--demos {name}: no such folder, and no dataset of the hub or its cache ({type(error).__name__}): check "
-            "name and network"
-        ) from error
 
 
 def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:

@@ -5,14 +5,12 @@
     python -m workshop.sft --demos FOLDER --out FOLDER --l1                           # as public L1 checkpoints
     python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, too
 
---demos names a folder of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
+--demos names folders of workshop.demos, of LeRobot v3 datasets or of RLDS data (workshop/foreign_demos.py).
 
 Without --lora-rank all parameters are trained, and the output is a checkpoint folder like any other. With --lora-rank
 the same parameters are trained as by RL, in as much memory: adapters on every linear map, including the token head, and
 the proprio projector; the output is an adapter folder, which train_grpo.py and eval.py take as --checkpoint. Both hold
 sft_metrics.jsonl, sft_run.json (how it was made) and first_frame.png (what the network sees).
-
-After Ctrl-C or a kill the same command goes on from the last record (--log-every), to the same weights.
 
 With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
 but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.

@@ -42,9 +42,9 @@ class TinySize:
 class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
 
-    # Folders of demonstrations (workshop.demos), LeRobot datasets or RLDS folders; of the two also hub ids.
+    # Folders of demonstrations (workshop.demos), of LeRobot datasets or of RLDS data.
     demos: tuple[str, ...]
-    # Folder to write; must not exist, unless this same command was interrupted there: then it goes on.
+    # Folder to write; must not exist.
     out: Path
     # Checkpoint to start from, folder or hub id (None: random weights in the sizes below).
     init: str | None = None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import BadInput, Observation, write_json
+from contracts import BadInput, Observation, read_fields, write_json
 from experiment.terminal import show_progress
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics, normalise
@@ -23,7 +23,7 @@ from vla.hub import resolve_checkpoint
 from vla.images import centre_crop, decode_jpeg, lanczos_resize
 from vla.preprocessing import ImageProcessor
 from vla.tokens import encode
-from workshop.demo_files import KEY_SUFFIX, DemoEpisode, list_episodes, read_episode
+from workshop.demo_files import KEY_SUFFIX, RECIPE_FILE, DemoEpisode, list_episodes, read_episode
 from workshop.foreign_demos import find_demos, is_foreign, open_foreign
 from workshop.sft_config import Flip, SftArgs
 from workshop.tiny import make_tiny_checkpoint
@@ -77,18 +77,28 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
-    folders = []
-    keys = set()
-    for folder_or_hub_id in demos:
-        folder, key = find_demos(folder_or_hub_id)
-        folders.append(folder)
-        keys.add(key)
+    found = [find_demos(folder) for folder in demos]
+    folders = [folder for folder, _ in found]
+    check_same_simulator(folders)
+    keys = {key for _, key in found}
     if task_suite:
         return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
         names = ", ".join(sorted(keys))
         raise BadInput(f"--demos of several names ({names}): name their suite with --task-suite")
     return folders, keys.pop()
+
+
+def check_same_simulator(folders: Sequence[Path]) -> None:
+    """Raise BadInput if folders of workshop.demos were collected by other versions of the simulator's packages."""
+    recipes = [folder / RECIPE_FILE for folder in folders if (folder / RECIPE_FILE).exists()]
+    versions = [read_fields(recipe, dict[str, str], part="simulator") for recipe in recipes]
+    for recipe, other in zip(recipes, versions, strict=True):
+        if other != versions[0]:
+            raise BadInput(
+                f"--demos {recipes[0].parent} and {recipe.parent} are of different simulators, {versions[0]} and "
+                f"{other}: collect one of them again"
+            )
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:

@@ -7,10 +7,10 @@ logits, while RL, like an argmax over all ids, needs action tokens there.
 
 import json
 import math
-import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -20,9 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from contracts import BadInput, Observation, first_line, unfinished_folder, write_json
-from experiment.checkpoints import write_trainer_state
-from experiment.file_lock import locked
+from contracts import BadInput, Observation, unfinished_folder, write_json
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
@@ -47,7 +45,6 @@ from workshop.whole_network import WholeNetwork
 
 SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
-STATE_FILE = "sft_training.pt"  # of an unfinished training
 WEIGHT_DECAY = 0.02
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
 MAX_GRAD_NORM = 1.0
@@ -74,32 +71,24 @@ class Frames:
         return Frames(self.observations[rows], self.targets[rows])
 
 
-@dataclass(frozen=True)
-class Training:
-    """A training under way, whose state STATE_FILE holds."""
-
-    settings: dict[str, object]  # a training goes on only with the same ones
-    policy: Student
-    optimizer: torch.optim.Optimizer
-    generator: torch.Generator
-    records: list[dict[str, float]] = field(default_factory=list)  # the lines of METRICS_FILE
-
-
 def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
     """Train and save a policy; returns the folder. Raises BadInput for what the user can repair.
 
     argv: the command line, which SFT_RUN_FILE records (from Python: none).
     """
-    if args.out.exists() and not (args.out / STATE_FILE).exists():
-        raise BadInput(f"--out {args.out} exists, without an unfinished training: name a new folder")
-    lock = locked(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
-    with lock, unfinished_folder(args.out) as scratch:
+    if args.out.exists():
+        raise BadInput(f"--out {args.out} exists already: name a new folder")
+    with unfinished_folder(args.out) as folder, tempfile.TemporaryDirectory() as scratch:
         device = choose_device(args.device, args.init)
         limit_memory(args.memory_budget, device)
-        demos = read_demos(args, scratch)
+        demos = read_demos(args, Path(scratch))
         policy = load_student(args, demos, device)
-        train(args, demos, policy, scratch)
-        write_policy(args, demos, policy, argv)
+        train(args, demos, policy, folder)
+        write_policy(args, demos, policy, argv, folder)
+        folder.rename(args.out)
+    suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
+    say(f"Evaluate: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ...")
+    say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")
     return args.out
 
 
@@ -120,8 +109,8 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
     return Policy.load(str(args.init), options)
 
 
-def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
-    """Take `args.steps` optimizer steps, beginning after those of an unfinished training in `args.out`."""
+def train(args: SftArgs, demos: Demos, policy: Student, folder: Path) -> None:
+    """Take `args.steps` optimizer steps, and write METRICS_FILE into the folder."""
     loss = regression_loss if args.l1 else token_loss
     frames = make_frames(args, demos, demos.train, cropped=not args.augment)
     held_out = make_frames(args, demos, demos.held_out) if demos.held_out else None
@@ -130,41 +119,38 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> None:
     if isinstance(policy, Policy):  # before the optimizer takes its memory
         plan = plan_update(policy, "auto", args.batch_size)
         micro_batch_size = plan.micro_batch_size
-    training = begin_training(args, policy, scratch, len(frames))
-    steps_taken = int(training.records[-1]["step"]) if training.records else 0
+    optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
+    generator = torch.Generator(policy.device).manual_seed(args.seed)
     say(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
-    say(f"beginning after step {steps_taken} of {args.steps}")
     started = time.monotonic()
     unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
-    with show_progress("training", args.steps - steps_taken, "steps") as activity:
-        for step in range(steps_taken, args.steps):
+    with show_progress("training", args.steps, "steps") as activity:
+        for step in range(1, args.steps + 1):
             # 1. Draw frames at random, with replacement.
             rows = torch.randint(
-                len(frames), (args.batch_size,), device=policy.device, generator=training.generator
+                len(frames), (args.batch_size,), device=policy.device, generator=generator
             ).tolist()
             observations = [frames.observations[row] for row in rows]
 
             # 2. Augment their pictures, and add noise to their robot states.
-            seen = augment_observations(observations, noise_scale, args.augment, training.generator)
+            seen = augment_observations(observations, noise_scale, args.augment, generator)
 
             # 3. One optimizer step.
-            training.optimizer.param_groups[0]["lr"] = args.learning_rate(step)
+            optimizer.param_groups[0]["lr"] = args.learning_rate(step - 1)
             batch = Frames(seen, frames.targets[rows])
-            micro_batch_size, metrics = training_step(
-                loss, policy, training.optimizer, batch, micro_batch_size
-            )
+            micro_batch_size, metrics = training_step(loss, policy, optimizer, batch, micro_batch_size)
             unrecorded.append(metrics)
             activity.advance(1)
 
-            # 4. Record the means since the last record, measure on the held-out frames, and save the training.
-            if (step + 1) % args.log_every == 0 or step + 1 == args.steps:
+            # 4. Record the means since the last record, and measure on the held-out frames.
+            if step % args.log_every == 0 or step == args.steps:
                 means = {name: fmean(one[name] for one in unrecorded) for name in metrics}
-                record = {"step": step + 1, **means, "seconds": time.monotonic() - started}
+                record = {"step": step, **means, "seconds": time.monotonic() - started}
                 if held_out is not None:
                     record["held_out/loss"], record["held_out/accuracy"] = measure(loss, policy, held_out)
-                training.records.append(record | system_metrics())
                 say(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
-                save_training(training, args.out, scratch)
+                with (folder / METRICS_FILE).open("a") as file:
+                    file.write(json.dumps(record | system_metrics()) + "\n")
                 unrecorded.clear()
 
 
@@ -236,84 +222,19 @@ def regression_loss(
     return loss, loss.new_tensor((predicted_tokens == encode(actions.numpy())).mean())
 
 
-def begin_training(args: SftArgs, policy: Student, scratch: Path, num_frames: int) -> Training:
-    """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on.
-
-    scratch: a folder beside `args.out`, where files are written before they replace older ones there.
-    """
-    settings = arguments_of(args) | {"train_frames": num_frames}
-    del settings["out"]
-    optimizer = policy.make_optimizer(lr=0.0, weight_decay=WEIGHT_DECAY)
-    generator = torch.Generator(policy.device).manual_seed(args.seed)
-    training = Training(settings, policy, optimizer, generator)
-    if (args.out / STATE_FILE).exists():
-        restore_training(training, args.out / STATE_FILE)
-    else:
-        save_training(training, args.out, scratch)  # at once, which shows whether there is space for it
-    return training
-
-
-def arguments_of(args: SftArgs) -> dict[str, object]:
-    """The arguments as JSON stores them."""
-    return json.loads(json.dumps(asdict(args), default=str))
-
-
-def save_training(training: Training, out: Path, scratch: Path) -> None:
-    """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
-    contents: dict[str, object] = {
-        "settings": training.settings,
-        "records": training.records,
-        "parameters": {
-            name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()
-        },
-        "optimizer": training.optimizer.state_dict(),
-        "generator": training.generator.get_state(),
-    }
-    write_trainer_state(scratch / STATE_FILE, contents)
-    out.mkdir(exist_ok=True)
-    os.replace(scratch / STATE_FILE, out / STATE_FILE)
-    lines = [json.dumps(record) + "\n" for record in training.records]
-    (out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
-
-
-def restore_training(training: Training, path: Path) -> None:
-    """Restore a state. Raises BadInput if it is damaged, or another training's."""
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise nearly any exception in torch
-        raise BadInput(f"{path} cannot be read ({first_line(error)}): begin in a new --out") from error
-    settings = stored["settings"]
-    differing = [name for name, value in training.settings.items() if settings.get(name) != value]
-    if differing:
-        names = ", ".join(differing)
-        raise BadInput(f"{path} is of another {names}: give its own, or a new --out")
-    with torch.no_grad():
-        for name, parameter in training.policy.named_trainable_parameters():
-            parameter.copy_(stored["parameters"][name])
-    # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
-    training.optimizer.state.clear()
-    training.optimizer.load_state_dict(stored["optimizer"])
-    training.generator.set_state(stored["generator"])
-    training.records.extend(stored["records"])
-
-
-def write_policy(args: SftArgs, demos: Demos, policy: Student, argv: Sequence[str]) -> None:
-    """Write the trained policy, how it was made and what it sees; then the unfinished training can go."""
+def write_policy(args: SftArgs, demos: Demos, policy: Student, argv: Sequence[str], folder: Path) -> None:
+    """Write the trained policy, how it was made and what it sees."""
     if isinstance(policy, Policy):
-        policy.save_adapter(args.out, looks=" ".join(demos.looks))
+        policy.save_adapter(folder, looks=" ".join(demos.looks))
     else:
-        policy.save(args.out, demos.looks)
+        policy.save(folder, demos.looks)
     first_observation = make_observations(demos.train[:1])[0]
     pictures = list(policy.model_inputs.images_of(first_observation))
-    Image.fromarray(np.concatenate(pictures, axis=1)).save(args.out / "first_frame.png")
+    Image.fromarray(np.concatenate(pictures, axis=1)).save(folder / "first_frame.png")
     run = {
-        "arguments": arguments_of(args),
+        "arguments": json.loads(json.dumps(asdict(args), default=str)),
         "train_episodes": len(demos.train),
         "train_frames": sum(len(images) for _, images in demos.train),
         **provenance(argv),
     }
-    write_json(args.out / SFT_RUN_FILE, run)
-    (args.out / STATE_FILE).unlink()
-    suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
-    say(f"Evaluate: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ...")
-    say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")
+    write_json(folder / SFT_RUN_FILE, run)
