@@ -2,12 +2,10 @@
 
     python -m benchmarks.eyes --checkpoint checkpoints/tiny-libero-spatial --task-id 0 --assets lowpoly
 
-Two measurements on one task:
-
-* Swapped inputs: how much does a decision change (KL divergence in nats a token, at temperature 1) when one of its
-  inputs is replaced: by that of another episode at the same decision, by that of another task, or by black? The
-  decisions are those of greedy episodes in which all objects were moved by MOVED_M.
-* Black images: how many of the benchmark's initial states does the policy solve without seeing anything?
+* Moved objects: how many episodes does it solve greedily in which all objects were moved by MOVED_M?
+* Swapped inputs: how much do the decisions of these episodes change (KL divergence in nats a token, at temperature 1)
+  when one input is replaced: by that of another episode at the same decision, by that of another task, or by black?
+* Black images: how many of the benchmark's initial states does it solve without seeing anything?
 """
 
 import sys
@@ -41,7 +39,7 @@ class Args:
     task_suite: str = "libero_spatial"
     # Task id within the suite.
     task_id: int = 0
-    # Episodes whose decisions are compared.
+    # Episodes with moved objects, whose decisions are compared.
     episodes: int = 20
     # Episodes with black images, from the benchmark's initial states (0: none).
     black_episodes: int = 50
@@ -58,10 +56,14 @@ def main(argv: Sequence[str]) -> None:
     env = LiberoEnv(spec, args.task_id)
     print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
     episodes = []
+    outcomes = []
     for seed in range(args.episodes):
         start = Start(seed % 50, seed)
         moved = reset_with_moved_objects(env, start, MOVED_M, np.random.default_rng(seed))
-        episodes.append(play(policy, env, moved)[0])
+        observations, success = play(policy, env, moved)
+        episodes.append(observations)
+        outcomes.append(success)
+    print(f"moved objects: {count_successes(outcomes)} successes", flush=True)
     other_tasks = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
     infos = task_info(EnvSpec(args.task_suite, tuple(other_tasks), num_images=1))
     for name, nats in swapped_inputs(policy, episodes, [info.instruction for info in infos]).items():

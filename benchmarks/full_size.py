@@ -31,14 +31,17 @@ from vla.checkpoint import inspect_checkpoint
 from vla.model import OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from vla.network_io import load_network, save_network
-from workshop.tiny import TEMPLATE, make_tiny_checkpoint, preprocessor_config
+from workshop.sft_config import TinySize
+from workshop.tiny import TEMPLATE, make_tiny_checkpoint
 
 # Fields of the bundled policy's config.json that are those of a small policy. Where config.json says nothing, sizes are
 # those of OpenVLA.
 SMALL_FIELDS = ("looks", "norm_stats", "test_vit_overrides")
-# Fields that a grown network takes from the small policy.
+# Fields that are taken from the small policy.
 COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks", "num_images_in_input")
 NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
+# Sizes of a small policy that can be grown to full size.
+SMALL_SIZE = TinySize(image_size=224, patch_size=14, vision_dim=64, llm_dim=256, llm_heads=2)
 SIZES_NEEDED = (
     "full size grows from a policy without an L1 head, of images of 224 pixels in patches of 14, "
     "vision width 32, 64 or 128, and language width 128, 256 or 512 in heads of 128; train one by "
@@ -81,34 +84,27 @@ def main(argv: Sequence[str]) -> None:
     if not torch.cuda.is_available():
         raise BadInput("weights of full size are made on a GPU with 20 GB free, but torch sees none")
     device = torch.device("cuda")
-    if args.grow is None:
-        write_random(args.out, args.seed, device)
+    if args.grow is not None:
+        write_large(args.grow, args.out, full_size_config(), args.noise, args.seed, device)
     else:
-        write_grown(args.grow, args.out, full_size_config(), args.noise, args.seed, device)
+        with tempfile.TemporaryDirectory() as folder:
+            small = make_tiny_checkpoint(Path(folder), size=SMALL_SIZE)
+            write_large(small, args.out, full_size_config(), None, args.seed, device)
     print(f"wrote {args.out}")
 
 
-def write_random(folder: Path, seed: int, device: torch.device) -> None:
-    """Random weights, with tokenizer and statistics of the small checkpoints."""
-    with tempfile.TemporaryDirectory() as small_folder:
-        small = make_tiny_checkpoint(Path(small_folder))
-        folder.mkdir(parents=True, exist_ok=True)
-        copy_small_files(small, folder)
-    write_json(folder / "preprocessor_config.json", preprocessor_config(image_size=224))
-    config = full_size_config()
-    network = build_on_meta(config).to_empty(device=device)
-    network.proprio_projector = ProprioProjector(8, 4096).to(device)
-    initialise(network, torch.Generator(device).manual_seed(seed))
-    save_network(folder, network, config)
-
-
-def write_grown(
-    small_folder: Path, folder: Path, target: dict[str, object], noise: float, seed: int, device: torch.device
+def write_large(
+    small_folder: Path,
+    folder: Path,
+    target: dict[str, object],
+    noise: float | None,
+    seed: int,
+    device: torch.device,
 ) -> None:
-    """Grow a small policy into the sizes of the config.json `target`, and write the checkpoint `folder`.
+    """Write a checkpoint in the sizes of the config.json `target` that reads what a small policy reads.
 
-    The weights are bfloat16; each is computed in float32 from the small network's, and rounded. noise: see `add_noise`.
-    Raises BadInput when the small policy cannot be grown into these sizes.
+    noise: of weights that are grown from the small policy's, see `add_noise`; None: they are random. They are computed
+    in float32 and rounded to bfloat16. Raises BadInput when the small policy cannot be grown into these sizes.
     """
     info = inspect_checkpoint(small_folder)
     small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
@@ -121,8 +117,9 @@ def write_grown(
         large.proprio_projector = ProprioProjector(*sizes).to(device)
     generator = torch.Generator(device).manual_seed(seed)
     initialise(large, generator)
-    grow(small, large)
-    add_noise(large, noise, generator)
+    if noise is not None:
+        grow(small, large)
+        add_noise(large, noise, generator)
     small_config = read_json(small_folder / "config.json") | {"num_images_in_input": info.num_images}
     config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
     save_network(folder, large, config)

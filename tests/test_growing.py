@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.full_size import build_on_meta, full_size_config, write_grown
+from benchmarks.full_size import SMALL_SIZE, build_on_meta, full_size_config, write_large
 from benchmarks.growing import grow, sizes_fit
 from contracts import BadInput, read_json
 from tests.small_checkpoint import GROWABLE, GROWN, load_policy
@@ -86,7 +86,7 @@ def target(tmp_path_factory) -> dict[str, object]:
 
 
 def test_a_grown_checkpoint_is_read_and_decides_as_the_small_one(small_folder, target, tmp_path):
-    write_grown(small_folder, tmp_path, target, noise=0.0, seed=0, device=torch.device("cpu"))
+    write_large(small_folder, tmp_path, target, noise=0.0, seed=0, device=torch.device("cpu"))
     small = load_policy(small_folder)
     large = load_policy(tmp_path)
     observations = synthetic_observations(small.num_images, small.statistics.proprio)
@@ -95,7 +95,7 @@ def test_a_grown_checkpoint_is_read_and_decides_as_the_small_one(small_folder, t
 
 
 def test_noise_leaves_no_zero_and_no_repeated_row_or_column(small_folder, target, tmp_path):
-    write_grown(small_folder, tmp_path, target, noise=0.02, seed=0, device=torch.device("cpu"))
+    write_large(small_folder, tmp_path, target, noise=0.02, seed=0, device=torch.device("cpu"))
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         if tensor.ndim > 1:
             matrix = tensor.flatten(1).float()
@@ -109,7 +109,6 @@ def test_a_policy_of_the_sizes_that_a_refusal_names_fits(small_folder, tmp_path)
     """Only shapes are compared, no 7B is built."""
     config = full_size_config()
     with pytest.raises(BadInput, match="--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256"):
-        write_grown(small_folder, tmp_path / "grown", config, 0.02, seed=0, device=torch.device("cpu"))
-    size = TinySize(224, 14, vision_dim=64, llm_dim=256, llm_heads=2)
-    folder = make_tiny_checkpoint(tmp_path / "small", size=size, num_images=1, proprio=False)
+        write_large(small_folder, tmp_path / "grown", config, 0.02, seed=0, device=torch.device("cpu"))
+    folder = make_tiny_checkpoint(tmp_path / "small", size=SMALL_SIZE, num_images=1, proprio=False)
     assert sizes_fit(build_on_meta(read_json(folder / "config.json")), build_on_meta(config))

@@ -45,7 +45,7 @@ def make_tiny_checkpoint(
     (entry,) = read_json(TEMPLATE / STATISTICS_FILE).values()  # the bundled policy's
     statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
     write_json(out / STATISTICS_FILE, statistics)
-    write_json(out / "preprocessor_config.json", preprocessor_config(size.image_size))
+    write_json(out / "preprocessor_config.json", _preprocessor_config(size.image_size))
     config = _config(size, num_images, statistics, str(dtype).removeprefix("torch."))
     write_json(out / "config.json", config)
     action_dim, proprio_dim = LIBERO_SIZES
@@ -60,7 +60,7 @@ def make_tiny_checkpoint(
     return out
 
 
-def preprocessor_config(image_size: int) -> dict[str, object]:
+def _preprocessor_config(image_size: int) -> dict[str, object]:
     """preprocessor_config.json of a network whose images have `image_size` pixels a side."""
     square = [image_size, image_size]
     config = read_json(TEMPLATE / "preprocessor_config.json")
