@@ -1,7 +1,7 @@
 """Print Markdown tables of experiments: how the runs of one file began and ended, or how variants differ.
 
     python -m benchmarks.compare docs/results/NAME.json
-    python -m benchmarks.compare base.json other.json third.json [--horizon 100000]
+    python -m benchmarks.compare base.json other.json third.json
 
 The files are those of benchmarks.collect.
 
@@ -11,16 +11,13 @@ run, and of a run's end, these are compared; else the run's first and last evalu
 
 Several files: how the variants, trained with the same seeds, differ from the first file. Runs of equal seeds are pairs:
 
-* area: mean success of training episodes from 0 to the horizon (the shortest run's end, if it is not given);
-* minutes: of rollouts and updates until the horizon;
-* sampled, greedy: success of the last evaluation.
+* area: mean success of training episodes from 0 to the end of the shortest run, in env steps;
+* minutes: of rollouts and updates until there;
+* sampled, greedy: success at the ends, as eval.py played them; if a file has no results of it, in the last evaluations.
 
-"by state": pairs are initial states, with the mean success over the seeds. They are those of the results files of
-eval.py, if the files have any, else of the last evaluations. Each row has the mean difference, its 95 % interval and p
-by the paired t test, and Holm's correction of p over the variants. Runs are comparable in env steps only with equal
---num-envs, and in minutes only if the machine is equally busy. Several runs at once are a line of shell:
-
-    for S in 0 1 2 3; do python train_grpo.py --preset tiny --seed $S --output runs/base & done; wait
+"by state": pairs are initial states, with the mean success over the seeds. Each row has the mean difference, its 95 %
+interval and p by the paired t test, and Holm's correction of p over the variants. Runs are comparable in env steps only
+with equal --num-envs, and in minutes only if the machine is equally busy.
 """
 
 import json
@@ -35,10 +32,9 @@ from scipy.stats import ttest_rel
 
 from benchmarks.collect import share
 from command_line import main_guard, parse_flags
-from contracts import BadInput
 from experiment.statistics import compare
 
-MEASURES = ("area", "minutes", "sampled", "greedy")
+MODES = {"sample": "sampled", "greedy": "greedy"}  # of eval.py -> its name in tables
 START_AND_END = """\
 | seed | sampled, start → end | change | greedy, start → end | change | minutes |
 |---|---|---|---|---|---|"""
@@ -53,8 +49,6 @@ Values = Mapping[object, float]  # seed or state -> success, area or minutes
 class Args:
     # Files of benchmarks.collect; the first one is the base.
     files: tyro.conf.Positional[tuple[Path, ...]]
-    # Env steps until which area and minutes are measured (None: the end of the shortest run).
-    horizon: int | None = None
 
 
 def main(argv: Sequence[str]) -> None:
@@ -63,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     if len(experiments) == 1:
         print_start_and_end(experiments[0])
     else:
-        print_differences([path.stem for path in args.files[1:]], experiments, args.horizon)
+        print_differences([path.stem for path in args.files[1:]], experiments)
 
 
 def print_start_and_end(experiment: dict) -> None:
@@ -76,23 +70,20 @@ def print_start_and_end(experiment: dict) -> None:
             start = ends[None]
             end = ends[run["seed"]]
         cells = []
-        for mode in ("sample", "greedy"):
+        for mode in MODES:
             pair = compare(by_state(start[mode]), by_state(end[mode]))
             cells += [f"{pair.before.k} → {pair.after.k} of {pair.n}", str(pair)]
         print(f"| {run['seed']} | {' | '.join(cells)} | {minutes(run['updates']):.1f} |")
 
 
-def print_differences(names: Sequence[str], experiments: Sequence[dict], horizon: int | None) -> None:
+def print_differences(names: Sequence[str], experiments: Sequence[dict]) -> None:
     """Compare the variants with these names, all experiments but the first, with the first."""
-    end = min(run["updates"]["global_step"][-1] for each in experiments for run in each["runs"])
-    if horizon is not None and horizon > end:
-        raise BadInput(f"--horizon {horizon}: the shortest run ends at {end}")
-    measured_until = end if horizon is None else horizon
-    print(DIFFERENCES.format(horizon=measured_until))
-    base, *variants = [values_by_seed(each, measured_until) | values_by_state(each) for each in experiments]
-    for measure in base:
-        by_name = {name: values[measure] for name, values in zip(names, variants, strict=True)}
-        print_rows(measure, base[measure], by_name)
+    horizon = min(run["updates"]["global_step"][-1] for each in experiments for run in each["runs"])
+    print(DIFFERENCES.format(horizon=horizon))
+    base, *variants = [measure(each, horizon) for each in experiments]
+    for name_of_measure, values in base.items():
+        others = [variant[name_of_measure] for variant in variants]
+        print_rows(name_of_measure, values, dict(zip(names, others, strict=True)))
 
 
 def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> None:
@@ -114,43 +105,35 @@ def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> No
         print(f"| {measure} | {row} | {p:.2g}, {corrected:.2g} |")
 
 
-def values_by_seed(experiment: dict, horizon: int) -> dict[str, Values]:
-    """Measure -> seed -> the run's value."""
-    runs = {run["seed"]: measure_run(run, horizon) for run in experiment["runs"]}
-    return {measure: {seed: run[measure] for seed, run in runs.items()} for measure in MEASURES}
-
-
-def measure_run(run: dict, horizon: int) -> dict[str, float]:
-    """The run's value of each of MEASURES."""
-    updates = run["updates"]
-    places = np.linspace(0, horizon, 1001)
-    last = run["evaluations"][-1]["successes"]
-    return {
-        "area": float(np.interp(places, updates["global_step"], updates["rollout/success_rate"]).mean()),
-        "minutes": minutes(updates, horizon),
-        "sampled": share(last["sample"]),
-        "greedy": share(last["greedy"]),
+def measure(experiment: dict, horizon: int) -> dict[str, Values]:
+    """Measure -> seed or state -> value."""
+    updates = {run["seed"]: run["updates"] for run in experiment["runs"]}
+    values: dict[str, Values] = {
+        "area": {seed: area(columns, horizon) for seed, columns in updates.items()},
+        "minutes": {seed: minutes(columns, horizon) for seed, columns in updates.items()},
     }
+    ends = {one["seed"]: one["successes"] for one in experiment["results"] if one["seed"] is not None}
+    if not ends:
+        ends = {run["seed"]: run["evaluations"][-1]["successes"] for run in experiment["runs"]}
+    for mode, name in MODES.items():
+        values[name] = {seed: share(successes[mode]) for seed, successes in ends.items()}
+        outcomes = [by_state(successes[mode]) for successes in ends.values()]
+        values[f"{name} by state"] = {
+            state: float(np.mean([each[state] for each in outcomes])) for state in outcomes[0]
+        }
+    return values
+
+
+def area(updates: dict, horizon: int) -> float:
+    """Mean success of training episodes from 0 to `horizon` env steps."""
+    places = np.linspace(0, horizon, 1001)
+    return float(np.interp(places, updates["global_step"], updates["rollout/success_rate"]).mean())
 
 
 def minutes(updates: dict, horizon: float = np.inf) -> float:
     """Of rollouts and updates until `horizon` env steps."""
     seconds = np.array([updates["rollout/time_s"], updates["time/update"]], dtype=float)
     return float(np.nansum(seconds[:, np.array(updates["global_step"]) <= horizon])) / 60
-
-
-def values_by_state(experiment: dict) -> dict[str, Values]:
-    """`MODE by state` -> (task, place of the state) -> mean success over the seeds."""
-    played = [results["successes"] for results in experiment["results"] if results["seed"] is not None]
-    if not played:
-        played = [run["evaluations"][-1]["successes"] for run in experiment["runs"]]
-    values: dict[str, Values] = {}
-    for mode in ("sample", "greedy"):
-        outcomes = [by_state(successes[mode]) for successes in played]
-        values[f"{mode} by state"] = {
-            state: float(np.mean([each[state] for each in outcomes])) for state in outcomes[0]
-        }
-    return values
 
 
 def by_state(tasks: Mapping[str, str]) -> dict[tuple[str, int], bool]:

@@ -94,20 +94,14 @@ def train_and_play(args: Args, one: SeedRun, index: int) -> None:
         run(log, [f"train_grpo.py --resume {stored.folder}"], gpu)
     finished = one.stored()
     assert finished is not None
-    run(
-        log,
-        [evaluation(args, finished, finished.folder / "checkpoints" / "latest", results_file(args, one))],
-        gpu,
-    )
+    checkpoints = {results_file(args, one): str(finished.folder / "checkpoints" / "latest")}
     if one.seed == args.seeds[0]:
-        run(
-            log,
-            [evaluation(args, finished, finished.config.model.checkpoint, start_file(args, one.name))],
-            gpu,
-        )
+        checkpoints[start_file(args, one.name)] = str(finished.config.model.checkpoint)
+    played = [evaluation(args, finished, checkpoint, results) for results, checkpoint in checkpoints.items()]
+    run(log, played, gpu)
 
 
-def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path) -> str:
+def evaluation(args: Args, stored: StoredRun, checkpoint: str, results: Path) -> str:
     """The program that plays a checkpoint on the tasks of a run, with its looks and its temperature."""
     config = stored.config
     return (
