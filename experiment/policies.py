@@ -11,6 +11,7 @@ from envs.tasks import split_suite
 from rl.teacher import TeacherChoice, choose_teacher
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.dataset_statistics import scale_digest
 from vla.device import choose_device, is_large
 from vla.hub import resolve_checkpoint
 from vla.loading import LoadOptions
@@ -91,11 +92,14 @@ def choose_and_keep_teacher(policy: Policy, config: TrainConfig) -> TeacherChoic
 
 
 def weights_fingerprint(policy: Policy) -> str:
-    """Hash what decides: samples of the frozen weights (`vla.weights.fingerprint`), all trained ones, and the head."""
+    """Hash what decides: samples of the frozen weights (`vla.weights.fingerprint`), all trained ones, head, scales."""
     digest = hashlib.sha256(policy.base_fingerprint.encode())
     if policy.is_laplace:
         digest.update(b"laplace")
-    for name, parameter in policy.named_trainable_parameters():
+    for key, statistics in sorted(policy.info.statistics.items()):
+        digest.update(f"{key} {scale_digest(statistics)}".encode())
+    head = () if policy.action_head is None else policy.action_head.named_parameters()
+    for name, parameter in (*policy.named_trainable_parameters(), *head):
         digest.update(name.encode())
         digest.update(parameter.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()

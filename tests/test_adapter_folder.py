@@ -1,6 +1,7 @@
 """The folder of an adapter: what is in it, that peft reads it, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
 from tests.small_checkpoint import (
+    SUITE,
     load_policy,
     load_small_network,
     network_inputs,
@@ -122,3 +124,21 @@ def test_heads_that_openvla_oft_trained_beside_an_adapter_are_refused_by_name(ad
     (adapter_folder.parent / name).touch()
     with pytest.raises(BadInput, match=name):
         load_policy(adapter_folder)
+
+
+@pytest.mark.parametrize(
+    "lost", ["adapter/proprio_projector.safetensors", "base/proprio_projector--latest_checkpoint.pt", "scale"]
+)
+def test_an_adapter_that_has_lost_a_part_of_its_policy_is_refused(small, tmp_path, lost):
+    base = shutil.copytree(small, tmp_path / "base")
+    demos = tmp_path / "demos"
+    demos.mkdir()
+    statistics = json.loads((small / "dataset_statistics.json").read_text())
+    statistics[f"{SUITE}_no_noops"]["action"]["q99"][0] += 1
+    (demos / "dataset_statistics.json").write_text(json.dumps(statistics))
+    adapter = tmp_path / "adapter"
+    load_policy(base, statistics=str(demos)).save_adapter(adapter)
+    load_policy(adapter)
+    (adapter / "dataset_statistics.json" if lost == "scale" else tmp_path / lost).unlink()
+    with pytest.raises(BadInput, match=lost.partition("/")[0]):
+        load_policy(adapter)

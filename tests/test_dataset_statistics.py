@@ -10,6 +10,7 @@ import pytest
 from contracts import BadInput
 from vla.dataset_statistics import (
     DatasetStatistics,
+    VectorStatistics,
     load_statistics,
     normalise,
     normalise_proprio,
@@ -74,6 +75,13 @@ def test_proprio_equals_reference_with_and_without_mask():
     assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
 
 
+def test_two_arms_are_scaled_from_their_smallest_to_their_largest_number():
+    smallest, largest, q01, q99 = np.random.default_rng(0).uniform(size=(4, 14))
+    statistics = VectorStatistics(smallest, largest, q01, q99)
+    np.testing.assert_allclose(unnormalise(np.ones(14), statistics), largest, atol=1e-7)
+    np.testing.assert_allclose(normalise_proprio(smallest, statistics), -1, atol=1e-7)
+
+
 # Files
 
 
@@ -118,8 +126,9 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
         (COMBINED, None, None),
         (COMBINED, "libero_goal", "another"),
         (["libero_goal_no_noops"], "libero_spatial", None),
+        (["one", "libero_goal_no_noops"], "libero_spatial", None),
     ],
 )
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
     with pytest.raises(BadInput, match=", ".join(sorted(keys))):
-        select_key(Path("folder"), with_scales(keys), suite, unnorm_key)
+        select_key(Path("folder"), with_scales(keys, step=0 if keys[0] == "one" else 1), suite, unnorm_key)

@@ -125,10 +125,13 @@ def test_torch_keeps_compiled_code_in_our_cache_and_not_where_temporary_files_ar
     assert not list(tmp_path.glob("torchinductor*"))
 
 
-def test_the_fingerprint_changes_with_any_trained_number(small):
+def test_the_fingerprint_changes_with_any_number_that_decides(small):
     policy = load_policy(on_cpu(small), SUITE)
-    before = weights_fingerprint(policy)
-    assert weights_fingerprint(load_policy(on_cpu(small), SUITE)) == before
-    _, last = policy.named_trainable_parameters()[-1]
-    last.data.view(-1)[-1] += 1
-    assert weights_fingerprint(policy) != before
+    fingerprints = [weights_fingerprint(policy)]
+    assert weights_fingerprint(load_policy(on_cpu(small), SUITE)) == fingerprints[0]
+    trained = policy.named_trainable_parameters()[-1][1]
+    for tensor in (trained, policy.action_head.model.fc2.bias):
+        tensor.data.view(-1)[-1] += 1
+        fingerprints.append(weights_fingerprint(policy))
+    policy.statistics.action.q99[0] += 1
+    assert len({*fingerprints, weights_fingerprint(policy)}) == 4

@@ -42,6 +42,8 @@ class StoredAdapter:
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
     # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it.
     base_fingerprint: str | None
+    # `scale_digest` of the statistics by which its actions were scaled; None if another program wrote it.
+    scale: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
     l1_student: L1Student  # see `LoadOptions.l1_student`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
@@ -149,6 +151,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         config.lora_alpha,
         base_model=config.base_model_name_or_path,
         base_fingerprint=metadata.get("base_fingerprint"),
+        scale=metadata.get("scale"),
         frozen_weights=metadata.get("frozen_weights"),
         l1_student="laplace" if metadata.get("l1_student") == "laplace" else "tokens",
         tensors=tensors,
@@ -177,8 +180,13 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
     _copy_tensors(matrices, {**adapter.tensors, **absent}, adapter.folder / WEIGHTS_FILE)
     layers.refresh()
     path = adapter.folder / ADAPTER_PROPRIO_FILE
-    if network.proprio_projector is not None and path.exists():
+    if path.exists() and network.proprio_projector is not None:
         _copy_tensors(network.proprio_projector.state_dict(), read_tensors(path), path)
+    elif path.exists() or (network.proprio_projector is not None and adapter.base_fingerprint is not None):
+        lacking = adapter.base_model if path.exists() else adapter.folder
+        raise BadInput(
+            f"{lacking} has lost the proprio projector that the adapter was trained with: copy it again"
+        )
 
 
 @torch.no_grad()

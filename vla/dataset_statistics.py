@@ -4,6 +4,7 @@ Source of the formulas: openvla-oft @213c5ff, prismatic/vla/data_utils.py, model
 openvla_utils.py in experiments/robot.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from contracts import BadInput, read_fields
 STATISTICS_FILE = "dataset_statistics.json"
 # openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.
 RANGE_EPSILON = 1e-8
+TWO_ARMS_DIM = 14  # numbers in an action, and in the state, of a robot with two arms
 SUITE_NAME = re.compile(r"libero_(?:spatial|object|goal|10|90)")
 
 
@@ -30,7 +32,7 @@ _Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(l
 class VectorStatistics:
     """Statistics of one vector, action or proprio. Arrays are (D,) float64.
 
-    Normalising maps q01 and q99, the 1st and 99th percentile, to -1 and +1.
+    Normalising maps `bounds` to -1 and +1.
     """
 
     min: _Numbers
@@ -50,6 +52,11 @@ class VectorStatistics:
     def dim(self) -> int:
         return len(self.min)
 
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """The 1st and 99th percentile; in openvla-oft, for robots with two arms (ALOHA, RoboTwin) the extremes."""
+        return (self.min, self.max) if self.dim == TWO_ARMS_DIM else (self.q01, self.q99)
+
 
 @dataclass(frozen=True, eq=False)
 class DatasetStatistics:
@@ -64,8 +71,7 @@ def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray
 
     Dimensions outside the mask, such as LIBERO's gripper, stay as they are.
     """
-    low = statistics.q01
-    high = statistics.q99
+    low, high = statistics.bounds
     # The values are not converted to float64: for the L1 head's float32 output, 0.5 * (values + 1) is computed in
     # float32, as in the original.
     values = np.asarray(actions)
@@ -88,21 +94,16 @@ def normalise_proprio(proprio: np.ndarray, statistics: VectorStatistics) -> np.n
 
 
 def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
-    """Map q01 to -1 and q99 to +1, float64, without clipping and regardless of the mask."""
-    low = statistics.q01
-    high = statistics.q99
+    """Map the bounds to -1 and +1, float64, without clipping and regardless of the mask."""
+    low, high = statistics.bounds
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
-def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
-    """Whether both scale actions alike, so that every token means the same action, and robot states, too."""
-    if a.proprio is None or b.proprio is None:
-        return a.proprio is b.proprio and _same_scale(a.action, b.action)
-    return _same_scale(a.action, b.action) and _same_scale(a.proprio, b.proprio)
-
-
-def _same_scale(a: VectorStatistics, b: VectorStatistics) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
+def scale_digest(statistics: DatasetStatistics) -> str:
+    """Identify how actions and robot states are scaled: with an equal one every token means the same action."""
+    vectors = [vector for vector in (statistics.action, statistics.proprio) if vector is not None]
+    scales = [[array.tolist() for array in (*vector.bounds, vector.mask)] for vector in vectors]
+    return hashlib.sha256(repr(scales).encode()).hexdigest()
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
@@ -137,11 +138,10 @@ def select_key(
     for key in candidates:
         if key in statistics:
             return str(key)
-    first_key, first = next(iter(statistics.items()))
-    have_one_scale = all(same_statistics(first, other) for other in statistics.values())
-    suites = SUITE_NAME.findall(first_key)
+    have_one_scale = len({scale_digest(each) for each in statistics.values()}) == 1
+    suites = SUITE_NAME.findall(" ".join(statistics))
     if unnorm_key is None and have_one_scale and (task_suite in suites or not suites or task_suite is None):
-        return first_key
+        return next(iter(statistics))
     missing = unnorm_key or task_suite or "an unnamed task_suite"
     keys = ", ".join(sorted(statistics))
     raise BadInput(

@@ -15,7 +15,7 @@ from vla import eight_bits
 from vla.adapter_folder import L1Student, StoredAdapter, base_and_adapter, read_adapter
 from vla.adapters import add_lora
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
-from vla.dataset_statistics import select_key
+from vla.dataset_statistics import STATISTICS_FILE, scale_digest, select_key
 from vla.device import choose_device, limit_memory
 from vla.hub import resolve_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT
@@ -85,6 +85,8 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
+    if adapter is not None and options.statistics is None:
+        check_scale(adapter, info)
     options = settle_options(options, device, adapter, info.config.llama.num_hidden_layers)
     try:
         network, head = _load_networks(info, unnorm_key, options, device)
@@ -95,6 +97,15 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
         ) from None
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(info, options, unnorm_key, base_model, tokenizer, processor, network, head, adapter)
+
+
+def check_scale(adapter: StoredAdapter, info: CheckpointInfo) -> None:
+    """Raise BadInput if the statistics that an adapter was trained with are no longer among the checkpoint's."""
+    if adapter.scale not in (None, *map(scale_digest, info.statistics.values())):
+        raise BadInput(
+            f"{info.statistics_folder} has no statistics that scale actions as in the training of {adapter.folder}: "
+            f"copy its own {STATISTICS_FILE} there again"
+        )
 
 
 def settle_options(

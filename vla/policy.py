@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from contracts import BadInput, Observation
 from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter, write_adapter
 from vla.cuda_graphs import GraphedNetwork, Part
-from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, unnormalise
+from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, scale_digest, unnormalise
 from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
 from vla.loading import LoadOptions, PolicyParts, load_parts
@@ -289,6 +289,7 @@ class Policy:
             "looks": " ".join(sorted({*self.info.looks, *looks.split()})),
             "l1_student": "laplace" if self.is_laplace else "tokens",
             "num_images": str(self.num_images),
+            "scale": scale_digest(self.statistics),
         }
         write_adapter(Path(folder), self.network, self.info.weights_folder, self.base_model, metadata)
         statistics_folder = self.info.statistics_folder

@@ -172,6 +172,6 @@ def synthetic_observations(
     for _ in range(count):
         coarse = rng.integers(0, 256, (num_images, 8, 8, 3), dtype=np.uint8)
         images = coarse.repeat(32, axis=1).repeat(32, axis=2)
-        state = np.zeros(0) if proprio is None else rng.uniform(proprio.q01, proprio.q99)
+        state = np.zeros(0) if proprio is None else rng.uniform(*proprio.bounds)
         observations.append(Observation(images, state, instruction))
     return observations
