@@ -82,8 +82,8 @@ def print_differences(names: Sequence[str], experiments: Sequence[dict]) -> None
     print(DIFFERENCES.format(horizon=horizon))
     base, *variants = [measure(each, horizon) for each in experiments]
     for name_of_measure, values in base.items():
-        others = [variant[name_of_measure] for variant in variants]
-        print_rows(name_of_measure, values, dict(zip(names, others, strict=True)))
+        columns = [variant[name_of_measure] for variant in variants]
+        print_rows(name_of_measure, values, dict(zip(names, columns, strict=True)))
 
 
 def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> None:

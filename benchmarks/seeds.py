@@ -10,13 +10,11 @@ prints the tables. The same command goes on with what is missing: runs are resum
 
 import shlex
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 from benchmarks import collect
@@ -25,7 +23,7 @@ from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from envs.machine import usable_cores
 from experiment.run_folder import StoredRun, read_run
-from workshop.side_by_side import run
+from workshop.side_by_side import run_side_by_side
 
 
 @dataclass(frozen=True)
@@ -54,54 +52,72 @@ class Args:
             raise BadInput(f"variants {' '.join(names)}: each one needs a name of its own")
 
 
-@dataclass(frozen=True)
-class SeedRun:
-    """One seed of one variant."""
-
-    name: str
-    flags: str
-    seed: int
-    folder: Path  # the parent of its run folder
-
-    def stored(self) -> StoredRun | None:
-        """Its run as far as it has come; None before it began."""
-        folders = [path.parent for path in sorted(self.folder.glob("*/metrics.jsonl"))]
-        return read_run(folders[-1]) if folders else None
-
-
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.seeds", description=__doc__)
-    runs = [
-        SeedRun(name, shlex.join(flags), seed, args.out / name / str(seed))
+    variants = {name: shlex.join(flags) for name, *flags in map(shlex.split, args.variants)}
+    # The parent of each run's folder -> the run's flags.
+    outputs = {
+        args.out / name / str(seed): f"{flags} --seed {seed}"
         for seed in args.seeds
-        for name, *flags in map(shlex.split, args.variants)
-    ]
-    with ThreadPoolExecutor(args.at_once) as threads:
-        list(threads.map(train_and_play, [args] * len(runs), runs, range(len(runs))))
-    for name in dict.fromkeys(one.name for one in runs):
-        collect_variant(args, name, [one for one in runs if one.name == name])
+        for name, flags in variants.items()
+    }
+    trainings = {output / "output.log": training(output, flags) for output, flags in outputs.items()}
+    try:
+        run_side_by_side(trainings, args.at_once)
+    except BadInput as failure:  # a variant may diverge; the others are played all the same
+        print(failure, flush=True)
+    runs = {output: stored for output in outputs if (stored := read_stored(output)) and stored.is_finished}
+    play_starts_and_ends(args, runs)
+    for name in variants:
+        collect_variant(args, name, {output: runs[output] for output in runs if output.parent.name == name})
 
 
-def train_and_play(args: Args, one: SeedRun, index: int) -> None:
-    """Train a run to its end, and play it. The first seed of each variant also plays the start."""
-    gpu = index % max(1, torch.cuda.device_count())
-    log = one.folder / "output.log"
-    stored = one.stored()
+def play_starts_and_ends(args: Args, runs: Mapping[Path, StoredRun]) -> None:
+    """Play the runs' last checkpoints, and those that they began from."""
+    evaluations = {}
+    for output, stored in runs.items():
+        latest = stored.folder / "checkpoints" / "latest"
+        evaluations[end_file(output)] = evaluation(args, stored, latest, end_file(output))
+        start = stored.config.model.checkpoint
+        evaluations[start_file(output)] = evaluation(args, stored, start, start_file(output))
+    programs = {results.with_suffix(".log"): [program] for results, program in evaluations.items()}
+    run_side_by_side(programs, args.at_once)
+
+
+def collect_variant(args: Args, name: str, runs: Mapping[Path, StoredRun]) -> None:
+    """Write the compact file of a variant, if it has a finished run."""
+    if runs:
+        folders = [stored.folder for stored in runs.values()]
+        results = [start_file(next(iter(runs))), *map(end_file, runs)]
+        words = [args.out / f"{name}.json", *folders, "--results", *results, "--note", args.note]
+        collect.main([str(word) for word in words])
+
+
+def read_stored(output: Path) -> StoredRun | None:
+    """The run in a folder, as far as it has come; None before it began."""
+    folders = [path.parent for path in sorted(output.glob("*/metrics.jsonl"))]
+    return read_run(folders[-1]) if folders else None
+
+
+def start_file(output: Path) -> Path:
+    """The results of the checkpoint from which a run began: the same for all seeds of a variant."""
+    return output.with_name("start.json")
+
+
+def end_file(output: Path) -> Path:
+    """The results of a run's end."""
+    return output.with_name(f"end-{output.name}.json")
+
+
+def training(output: Path, flags: str) -> list[str]:
+    """The program that trains a run, or what it still lacks."""
+    stored = read_stored(output)
     if stored is None:
-        train = f"{one.flags} --seed {one.seed} --output {one.folder} --wandb-mode disabled"
-        run(log, [f"train_grpo.py {train}"], gpu)
-    elif not stored.is_finished:
-        run(log, [f"train_grpo.py --resume {stored.folder}"], gpu)
-    finished = one.stored()
-    assert finished is not None
-    checkpoints = {results_file(args, one): str(finished.folder / "checkpoints" / "latest")}
-    if one.seed == args.seeds[0]:
-        checkpoints[start_file(args, one.name)] = str(finished.config.model.checkpoint)
-    played = [evaluation(args, finished, checkpoint, results) for results, checkpoint in checkpoints.items()]
-    run(log, played, gpu)
+        return [f"train_grpo.py {flags} --output {output} --wandb-mode disabled"]
+    return [] if stored.is_finished else [f"train_grpo.py --resume {stored.folder}"]
 
 
-def evaluation(args: Args, stored: StoredRun, checkpoint: str, results: Path) -> str:
+def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path) -> str:
     """The program that plays a checkpoint on the tasks of a run, with its looks and its temperature."""
     config = stored.config
     return (
@@ -109,23 +125,6 @@ def evaluation(args: Args, stored: StoredRun, checkpoint: str, results: Path) ->
         f"--task-suite {config.task.task_suite} --task-ids {' '.join(map(str, config.task.task_ids))} "
         f"--init-states both --trials {args.states} --num-envs {args.num_envs} --device {config.model.device} "
         f"--assets {config.simulator.assets} --out {results}"
-    )
-
-
-def results_file(args: Args, one: SeedRun) -> Path:
-    return args.out / one.name / f"end-{one.seed}.json"
-
-
-def start_file(args: Args, name: str) -> Path:
-    return args.out / name / "start.json"
-
-
-def collect_variant(args: Args, name: str, runs: Sequence[SeedRun]) -> None:
-    """Write the compact file of a variant."""
-    folders = [str(stored.folder) for one in runs if (stored := one.stored()) is not None]
-    results = [start_file(args, name), *(results_file(args, one) for one in runs)]
-    collect.main(
-        [str(args.out / f"{name}.json"), *folders, "--results", *map(str, results), "--note", args.note]
     )
 
 

@@ -4,6 +4,7 @@ import json
 import signal
 from dataclasses import asdict
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -35,28 +36,20 @@ def test_without_a_gpu_what_measures_one_is_refused(program, flags, monkeypatch)
 def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(tmp_path, monkeypatch):
     programs = []
 
-    def pretend(log: Path, commands: list[str], gpu: int) -> None:
-        programs.extend(commands)
-        if "--output" in commands[0]:
-            folder = Path(commands[0].split("--output ")[1].split()[0]) / "run"
-            folder.mkdir(parents=True)
-            config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
-            description = {"config": asdict(config), **provenance([])}
-            (folder / "config.json").write_text(json.dumps(description))
-            (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/student_success": 1.0}\n')
+    def pretend(logs: dict[Path, list[str]], at_once: int) -> None:
+        for command in chain(*logs.values()):
+            programs.append(command)
+            if "--output" in command:
+                folder = Path(command.split("--output ")[1].split()[0]) / "run"
+                folder.mkdir(parents=True)
+                config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
+                description = {"config": asdict(config), **provenance([])}
+                (folder / "config.json").write_text(json.dumps(description))
+                (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/student_success": 1.0}\n')
 
-    monkeypatch.setattr(seeds, "run", pretend)
-    monkeypatch.setattr(seeds, "collect_variant", lambda *_: None)
-    flags = [
-        str(tmp_path),
-        "a --preset tiny",
-        "b --preset tiny --lr 1",
-        "--seeds",
-        "3",
-        "4",
-        "--at-once",
-        "1",
-    ]
+    monkeypatch.setattr(seeds, "run_side_by_side", pretend)
+    monkeypatch.setattr(seeds.collect, "main", lambda _: None)
+    flags = [str(tmp_path), "a --preset tiny", "b --preset tiny --lr 1", "--seeds", "3", "4"]
     seeds.main(flags)
     trained = [one for one in programs if one.startswith("train_grpo.py")]
     played = [one for one in programs if one.startswith("eval.py")]

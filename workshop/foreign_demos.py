@@ -46,14 +46,14 @@ def find_demos(folder: str | Path) -> tuple[Path, str]:
     if len(record_folders) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in record_folders)
         raise BadInput(f"--demos {root} holds several RLDS datasets: name one of its folders: {names}")
-    found = record_folders[0] if record_folders else root
-    if is_foreign(found):
+    data_folder = record_folders[0] if record_folders else root
+    if is_foreign(data_folder):
         # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
-        parts = [*root.resolve().parts, *found.relative_to(root).parts]
-        return found, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
-    recipe = found / RECIPE_FILE
+        parts = [*root.resolve().parts, *data_folder.relative_to(root).parts]
+        return data_folder, [part for part in parts if not re.fullmatch(VERSION, part)][-1]
+    recipe = data_folder / RECIPE_FILE
     suite = read_fields(recipe, str, part="task_suite") if recipe.exists() else "libero_spatial"
-    return found, suite + KEY_SUFFIX
+    return data_folder, suite + KEY_SUFFIX
 
 
 def is_foreign(folder: Path) -> bool:

@@ -77,10 +77,10 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
-    found = [find_demos(folder) for folder in demos]
-    folders = [folder for folder, _ in found]
+    datasets = [find_demos(folder) for folder in demos]
+    folders = [folder for folder, _ in datasets]
+    keys = {key for _, key in datasets}
     check_same_simulator(folders)
-    keys = {key for _, key in found}
     if task_suite:
         return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
