@@ -62,15 +62,6 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def no_such_folder(name: str | Path) -> str:
-    """Say that a folder is missing; of a relative path also where it was looked for.
-
-    A relative path may come from the settings of a run that was started elsewhere.
-    """
-    is_absolute = Path(name).expanduser().is_absolute()
-    return "no such folder" if is_absolute else f"no such folder below {Path.cwd()}"
-
-
 def read_bytes(path: Path) -> bytes:
     """Read a small file. Raises BadInput if it is missing, or is git-lfs's pointer to the real one."""
     try:

@@ -4,10 +4,10 @@
     python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json
     python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0
     python eval.py --checkpoint CHECKPOINT --task-ids 0 --mode greedy sample --init-states both --trials 200
-    python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --out results.json
+    python eval.py --checkpoint CHECKPOINT --task-suite all --out results.json
 
-Episode i of a task starts from the benchmark's initial state i. Policies act greedily unless --mode or --temperature is
-given. A command with --out continues an interrupted evaluation. The results file is described in docs/RESULTS_JSON.md.
+The defaults are the published protocol: all tasks of a suite, a greedy episode from each of the 50 official initial
+states. A command with --out continues an interrupted evaluation. docs/RESULTS_JSON.md describes the results file.
 """
 
 import logging
@@ -167,8 +167,6 @@ def show_pictures(config: EvalConfig) -> None:
     warning = looks_warning(find_checkpoint(config.model), pack)
     if warning is not None:
         say(warning)
-    if config.protocol is not None and pack.looks != "official":
-        say("published results use LIBERO's own looks: --assets official")
     if config.simulator.bddl_file is not None:
         say(f"initial states: {bddl_task(config.simulator.bddl_file).init_states_source}")
 
@@ -189,8 +187,8 @@ def play_checkpoint(
     if before is not None:
         name = f"--compare-with {config.compare_with}"
         refuse_differences(name, before.settings, settings, FREE_IN_COMPARISONS)
-    origin = {"protocol": config.protocol, "hub_commit": commit_of(policy.info.weights_folder)}
-    file = open_results(out, settings, {**origin, **provenance(argv)})
+    origin = {"hub_commit": commit_of(policy.info.weights_folder), **provenance(argv)}
+    file = open_results(out, settings, origin)
     rule_names = ", ".join(map(str, rules))
     say(f"{config.model.checkpoint}: {policy.info.kind}; reads {policy.info.reads}; {rule_names}")
     if file.results.episodes:

@@ -78,7 +78,7 @@ from experiment.terminal import Activity, log_to_terminal, show_progress
 from preflight import check_machine, probe
 from rl.advantages import estimate_advantages, explained_variance
 from rl.behaviour import behaviour_in
-from rl.critic import rollout_values
+from rl.critic import predict_then_remember
 from rl.curriculum import TrainingEpisodes, task_probabilities
 from rl.dynamic_sampling import collect
 from rl.launcher import start_ranks
@@ -150,8 +150,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds what
-        # `rl.episode_queue` keeps of them. `trajectories` are those to learn from, fewer with --dynamic-sampling.
+        # 3. Play whole episodes until they hold about --n-steps env steps: dropping unfinished ones would favour short
+        # successes. `rollout` holds all episodes that count: global_step grows by their env steps. Not in it are the
+        # few that simulators began beyond --n-steps (rl/episode_queue.py), and those that a simulator could not play.
+        # `trajectories` are the episodes to learn from: the whole rollout, or what --dynamic-sampling keeps of it.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
         behaviour = behaviour_in(phase, config, learner.teacher_mode, state.episode_length)
@@ -166,11 +168,12 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
         if trajectories:
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. The critic
-            # (--advantage gae) estimates values, and in the same call remembers the rollout, also in the warmup.
+            # (--advantage gae) predicts the values from earlier rollouts, and then remembers this one, also in the
+            # warmup.
             batch = flatten(trajectories, learner.policy.action_dim)
             values = None
             if learner.critic is not None:
-                values = rollout_values(learner.critic, trajectories, config.run.seed, update_index)
+                values = predict_then_remember(learner.critic, trajectories, config.run.seed, update_index)
             if values is not None:
                 metrics["train/explained_variance"] = explained_variance(values, batch, trajectories)
             if not phase.distils:
@@ -228,13 +231,10 @@ def record_and_save(
 
     A resumed run cuts the record to that length, so that no update is recorded twice.
     """
-    best = None
-    if config.evaluation.best_by == "return" and state.take_best(state.return_average):
-        best = {"return_average": state.return_average}
     run.log_metrics(state.global_step, state.update, {**metrics, **system_metrics()})
     state.metrics_bytes = run.metrics_bytes()
     with run.timed("checkpoint"):
-        save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
+        save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ Mode = Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose imp
 class EvalConfig:
     """Measure the success rate of a checkpoint on LIBERO tasks.
 
+    By default this is the published protocol: all tasks of a suite, one greedy episode from each of the 50 official
+    initial states.
+
     Most used:
     --checkpoint PATH_OR_HUB_ID: what to measure
     --task-suite SUITE ..., --task-ids ID ..., --trials N: on which tasks, in how many episodes of each
@@ -32,9 +35,6 @@ class EvalConfig:
     # Another checkpoint, or an earlier results file (*.json), to compare with on the same episodes (None: no
     # comparison).
     compare_with: str | None = None
-    # libero: the published protocol, which is all tasks of a suite and one greedy episode from each of 50 initial
-    # states (None: as the other flags say).
-    protocol: Literal["libero"] | None = None
     # Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables. Other
     # suites: libero_90, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are named after
     # these four: libero_spatial_swap (also _lan, _task, _object), libero_spatial_camera (also _robot, _language,
@@ -79,8 +79,6 @@ class EvalConfig:
             len(self.suites) > 1 or self.task_ids not in (None, (0,))
         ):
             raise BadInput("--bddl-file names one task: give one --task-suite and no --task-ids")
-        if self.protocol is not None:
-            check_protocol(self)
         if self.temperature is not None and not self.samples:
             raise BadInput(
                 f"--mode {' '.join(self.mode or ())} does not sample: leave out --temperature, or give --mode sample"
@@ -107,19 +105,3 @@ class EvalConfig:
         for suite in self.task_suite:
             suites.extend(PUBLISHED_SUITES if suite == "all" else [suite])
         return tuple(dict.fromkeys(suites))
-
-
-def check_protocol(config: EvalConfig) -> None:
-    """Raise BadInput if a flag contradicts the published protocol, which fixes all that changes the result."""
-    fixed = ("trials", "first_init_state", "init_states", "temperature", "task_ids")
-    changed = [name for name in fixed if getattr(config, name) != getattr(EvalConfig, name)]
-    changed += [
-        name for name in ("max_env_steps", "bddl_file") if getattr(config.simulator, name) is not None
-    ]
-    if config.mode not in (None, ("greedy",), ("l1",)):
-        changed.append("mode")
-    if changed:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise BadInput(
-            f"--protocol libero plays all tasks of a suite greedily from 50 initial states each: leave out {flags}"
-        )

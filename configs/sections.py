@@ -210,9 +210,6 @@ class EvaluationConfig:
     eval_trials: NonNegativeInt = 1
     # Train even if the teacher, or without a warmup the student, had no success in the first evaluation.
     allow_zero_baseline: Annotated[bool, CHANGEABLE] = False
-    # What the checkpoint `best` maximises. evaluation: the greedy student's success rate in evaluations; return: the
-    # moving average of the return in training.
-    best_by: Literal["evaluation", "return"] = "evaluation"
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ file for each rollout, because all together would be gigabytes in every checkpoi
 
 import io
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
-from contracts import BadInput, first_line, flush, replaced, resolve_pointer, write_json
+from contracts import BadInput, first_line, flush, replaced, resolve_pointer
 from rl.curriculum import UNKNOWN
 from rl.lessons import from_tensors, to_tensors
 from rl.rollout import Rollout
@@ -25,9 +24,7 @@ BEST = "best"
 LESSONS = "lessons"
 UNFINISHED = ".writing"
 
-# Weights of the old value in the exponential averages, per episode.
-RETURN_ALPHA = 0.99
-TASK_ALPHA = 0.9
+TASK_ALPHA = 0.9  # weight of the old value in a task's exponential average, per episode
 
 
 @dataclass
@@ -40,8 +37,7 @@ class TrainerState:
     evaluated_at: int | None = None  # global_step of the last evaluation
     teacher_k: int | None = None  # successes of the teacher, which never changes and so is evaluated once
     teacher_n: int | None = None  # episodes of that evaluation
-    best_score: float | None = None  # score of the checkpoint `best`: see --best-by
-    return_average: float | None = None  # exponential average of the student's episodic return
+    best_rate: float | None = None  # highest success rate of the greedy student in any evaluation
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     # Mean env steps of the last rollout's episodes, by which epsilon falls in the next one. Before the first rollout it
     # is a guess.
@@ -52,20 +48,12 @@ class TrainerState:
     looks: str = ""  # name of the looks that the run trains on: see CheckpointInfo
     updates_without_signal: int = 0  # number of latest updates in a row that took no step
 
-    def take_best(self, score: float | None) -> bool:
-        """Remember `score` if it is the best of the run so far. Returns whether it is. None is never the best."""
-        is_best = score is not None and (self.best_score is None or score > self.best_score)
-        if is_best:
-            self.best_score = score
-        return is_best
-
     def count_update(self, rollout: Rollout, steps_taken: int) -> None:
-        """Add an update: its env steps, returns, successes, drawn groups, and whether it took any optimizer step."""
+        """Add an update: its env steps, successes, drawn groups, and whether it took any optimizer step."""
         self.global_step += rollout.env_steps
         self.episode_length = rollout.env_steps / len(rollout.trajectories)
         self.update += 1
         self.updates_without_signal = 0 if steps_taken else self.updates_without_signal + 1
-        self._average_return(rollout)
         for trajectory in rollout.trajectories:
             episode = trajectory.episode
             success = float(trajectory.success)
@@ -74,35 +62,12 @@ class TrainerState:
             # Trajectories are in the order of their episodes, so the value of the last one of a task remains.
             self.drawn[episode.task_id] = episode.group_of_task + 1
 
-    def _average_return(self, rollout: Rollout) -> None:
-        """Update `return_average` with the episodes in which only the student acted; their first mean starts it."""
-        returns = [
-            float(trajectory.success)
-            for trajectory in rollout.trajectories
-            if not any(decision.by_teacher for decision in trajectory.decisions)
-        ]
-        if not returns:
-            return
-        mean = sum(returns) / len(returns)
-        if self.return_average is None:
-            self.return_average = mean
-        else:
-            old_weight = RETURN_ALPHA ** len(returns)
-            self.return_average = old_weight * self.return_average + (1 - old_weight) * mean
 
-
-def save_checkpoint(
-    checkpoints: Path,
-    learner: Learner,
-    state: TrainerState,
-    keep: int,
-    best: Mapping[str, object] | None = None,
-) -> Path:
+def save_checkpoint(checkpoints: Path, learner: Learner, state: TrainerState, keep: int) -> Path:
     """Save the checkpoint `checkpoints/step_N`, move the pointer `latest` to it and delete all but the newest `keep`.
 
-    Every rank calls this; rank 0 writes and the others wait. `best`: metadata if this is the best checkpoint so far,
-    else None. The pointer `best` moves before `latest`, because a run is resumed from `latest`: everything else must be
-    done by then. Raises OSError (disk full, folder gone) and then leaves the previous checkpoint untouched.
+    Every rank calls this; rank 0 writes and the others wait. Raises OSError (disk full, folder gone) and then leaves
+    the previous checkpoint untouched.
     """
     folder = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
@@ -111,8 +76,6 @@ def save_checkpoint(
             (checkpoints / LESSONS).mkdir(exist_ok=True)
             write_trainer_state(lesson_path(checkpoints, last), to_tensors(learner.lessons[last]))
         _write_atomically(folder, learner, state)
-        if best is not None:
-            mark_best(checkpoints, learner, state, best)
         write_pointer(checkpoints / LATEST, folder)
         if not learner.lessons:
             shutil.rmtree(checkpoints / LESSONS, ignore_errors=True)
@@ -203,18 +166,6 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
             f"{learner.ranks.size}: resume it with {state.ranks}"
         )
     return state
-
-
-def mark_best(
-    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, object]
-) -> None:
-    """Point `best` at the state's checkpoint and write its metadata.json, with `state.best_score`; rank 0 only."""
-    if not learner.ranks.is_main:
-        return
-    folder = checkpoints / f"step_{state.global_step}"
-    contents = {"global_step": state.global_step, "score": state.best_score, **metadata}
-    write_json(folder / "metadata.json", contents)
-    write_pointer(checkpoints / BEST, folder)
 
 
 def latest_checkpoint(run_folder: Path) -> Path:

@@ -15,7 +15,7 @@ from configs.config import TrainConfig
 from configs.sections import PhaseConfig
 from contracts import BadInput
 from envs.pool import Pool
-from experiment.checkpoints import TrainerState, mark_best, save_state
+from experiment.checkpoints import BEST, TrainerState, save_state, write_pointer
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule, group_by_rule
 from experiment.evaluator import Conditions, evaluate
 from experiment.report import update_report
@@ -30,13 +30,6 @@ from rl.update import Learner
 log = logging.getLogger(__name__)
 
 Rates = Mapping[str, Successes]  # by the name of the rule
-# The metrics eval/..._success of the rules.
-METRIC_NAMES = {
-    "teacher": "teacher",
-    "greedy": "student",
-    "sampled": "student_sampled",
-    "median": "student_median",
-}
 
 
 def evaluation_steps(config: TrainConfig) -> list[int]:
@@ -97,7 +90,7 @@ def evaluate_and_record(
         check_baseline(config, rates)
     if warmup_has_ended(config, state):
         check_imitation(config.phases, rates)
-    remember(config, run, learner, state, rates)
+    remember(run, learner, state, rates)
 
 
 def play_evaluation(
@@ -147,13 +140,12 @@ def count_by_rule(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rat
 
 def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, float]:
     """Success rates, also by task, and the entropy of the sampled student, under their names in metrics.jsonl."""
-    metrics = {f"eval/{METRIC_NAMES[name]}_success": successes.rate for name, successes in rates.items()}
-    metrics["eval/gap"] = rates["teacher"].rate - rates["greedy"].rate
+    metrics = {f"eval/{name}_success": successes.rate for name, successes in rates.items()}
     for name, played in group_by_rule(episodes).items():
         task_ids = sorted({result.task_id for result in played})
         for task_id in task_ids if len(task_ids) > 1 else ():
             successes = count_successes(result.success for result in played if result.task_id == task_id)
-            metrics[f"eval/{METRIC_NAMES[name]}_success_task_{task_id}"] = successes.rate
+            metrics[f"eval/{name}_success_task_{task_id}"] = successes.rate
     entropies = [result.entropy for result in episodes if result.entropy is not None]
     if entropies:
         metrics["eval/entropy"] = mean(entropies)
@@ -222,7 +214,7 @@ def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
         )
 
 
-def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerState, rates: Rates) -> None:
+def remember(run: Run, learner: Learner, state: TrainerState, rates: Rates) -> None:
     """Mark the newest checkpoint if it is the best, and let it remember the evaluation.
 
     A resumed run then neither repeats the evaluation nor cuts its record.
@@ -230,8 +222,12 @@ def remember(config: TrainConfig, run: Run, learner: Learner, state: TrainerStat
     state.evaluated_at = state.global_step
     state.teacher_k = rates["teacher"].k
     state.teacher_n = rates["teacher"].n
-    if config.evaluation.best_by == "evaluation" and state.take_best(rates["greedy"].rate):
-        mark_best(run.checkpoints, learner, state, {name: str(rate) for name, rate in rates.items()})
+    is_best = state.best_rate is None or rates["greedy"].rate > state.best_rate
+    if is_best:
+        state.best_rate = rates["greedy"].rate
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
-        save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
+        checkpoint = run.checkpoints / f"step_{state.global_step}"
+        if is_best:
+            write_pointer(run.checkpoints / BEST, checkpoint)
+        save_state(checkpoint, learner, state)

@@ -25,14 +25,14 @@ def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
 
 
 def choose_looks(assets: str, model: ModelConfig) -> str:
-    """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
+    """The name of the assets, or the absolute path of their folder.
 
     Raises BadInput if the assets are not installed.
     """
     if assets == "auto":
         assets = "official" if prefers_official_looks(model) else "lowpoly"
-    find_pack(assets)
-    return assets
+    pack = find_pack(assets)
+    return str(pack.folder) if pack.name == "own" else assets
 
 
 def prefers_official_looks(model: ModelConfig) -> bool:

@@ -40,7 +40,7 @@ LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
 FRAMES_PER_SECOND = 20  # of videos; LIBERO's control rate, so a video plays in real time
 
-GREEDY = "eval/student_success"  # every evaluation has it
+GREEDY = "eval/greedy_success"  # every evaluation has it
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
 
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
@@ -210,7 +210,7 @@ def reopen_run(
         write_json(folder / CONFIG_FILE, description)
         log_to_file(folder / LOG_FILE)
         metrics_file = folder / METRICS_FILE
-        os.truncate(metrics_file, min(metrics_bytes, metrics_file.stat().st_size))
+        os.truncate(metrics_file, min(metrics_bytes, len(read_bytes(metrics_file))))
     return Run(folder, config, ranks, wandb_id, lock)
 
 

@@ -10,6 +10,7 @@ import imageio.v2 as imageio
 import numpy as np
 
 from configs.config import TrainConfig, changed
+from configs.presets import TINY_CHECKPOINT
 from configs.sections import SimulatorConfig, TaskConfig
 from contracts import GIB, BadInput, Observation, resolve_pointer
 from envs.assets import find_pack
@@ -78,7 +79,10 @@ def set_up(config: TrainConfig) -> Iterator[Setup]:
 
 
 def resolve_names(config: TrainConfig) -> TrainConfig:
-    """Replace `auto` where no policy is needed for it, and a pointer such as `best` by the checkpoint that it names."""
+    """Replace `auto` where no policy is needed for it, and a pointer such as `best` by the checkpoint that it names.
+
+    Paths become absolute, because the run may go on in another folder.
+    """
     advantage = config.loss.advantage
     if advantage == "auto":
         advantage = "gae" if len(config.task.task_ids) > 1 else "batch"  # a guess (docs/LOG.md)
@@ -86,11 +90,19 @@ def resolve_names(config: TrainConfig) -> TrainConfig:
     return changed(
         config,
         advantage=advantage,
-        # The run may be resumed, or its states compared with those of an evaluation, in another folder.
         bddl_file=bddl_file and str(Path(bddl_file).absolute()),
         assets=choose_looks(config.simulator.assets, config.model),
-        checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
+        checkpoint=absolute(str(resolve_pointer(Path(str(config.model.checkpoint))))),
     )
+
+
+def absolute(name: str) -> str:
+    """The absolute path of a local folder.
+
+    Hub ids are unchanged, and so is the name of the bundled policy, which is found from any folder.
+    """
+    folder = Path(name).expanduser()
+    return str(folder.absolute()) if folder.is_dir() and name != TINY_CHECKPOINT else name
 
 
 def plan_memory(

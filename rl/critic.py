@@ -96,7 +96,7 @@ def states_of(trajectory: Trajectory) -> Tensor:
     return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
 
-def rollout_values(
+def predict_then_remember(
     critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
 ) -> Tensor | None:
     """The chance of success at every decision of a rollout, (N,); None if there was no rollout before it.

@@ -31,8 +31,8 @@ def evaluation(step: int) -> dict:
         "global_step": step,
         "update": step // 100,
         "time/eval": 7.0,
-        "eval/student_success": 0.5,
-        "eval/student_sampled_success": 0.25,
+        "eval/greedy_success": 0.5,
+        "eval/sampled_success": 0.25,
     }
 
 

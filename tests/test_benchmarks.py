@@ -45,7 +45,7 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
                 config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
                 description = {"config": asdict(config), **provenance([])}
                 (folder / "config.json").write_text(json.dumps(description))
-                (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/student_success": 1.0}\n')
+                (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/greedy_success": 1.0}\n')
 
     monkeypatch.setattr(seeds, "run_side_by_side", pretend)
     monkeypatch.setattr(seeds.collect, "main", lambda _: None)

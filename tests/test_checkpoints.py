@@ -8,12 +8,13 @@ import torch
 
 from contracts import BadInput
 from experiment.checkpoints import (
+    BEST,
     TRAINER_FILE,
     TrainerState,
     latest_checkpoint,
     load_checkpoint,
-    mark_best,
     save_checkpoint,
+    write_pointer,
 )
 from rl.rollout import Rollout
 from rl.update import Learner
@@ -63,8 +64,7 @@ def test_everything_comes_back(checkpoints, learner):
         evaluated_at=0,
         teacher_k=7,
         teacher_n=10,
-        best_score=0.25,
-        return_average=0.5,
+        best_rate=0.25,
         task_success={0: 0.5, 7: 0.75},
         drawn={7: 41},
         wandb_id="abc",
@@ -106,7 +106,7 @@ def test_what_was_just_written_latest_and_best_are_kept_whatever_other_steps_the
     """After going back to an earlier checkpoint: what was written last counts, not the number of steps."""
     for step in (8, 16, 500, 1000):
         save(checkpoints, learner, step)
-    mark_best(checkpoints, learner, TrainerState(global_step=500, best_score=0.9), {})
+    write_pointer(checkpoints / BEST, checkpoints / "step_500")
     for step, kept in ((12, ["step_12", "step_500"]), (20, ["step_20", "step_500"])):
         folder = save(checkpoints, learner, step, keep=1)
         assert sorted(path.name for path in checkpoints.glob("step_*")) == kept
@@ -142,16 +142,12 @@ def two_episodes() -> Rollout:
     return Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
 
 
-def test_an_update_is_counted_with_its_env_steps_and_the_returns_of_episodes_without_the_teacher():
+def test_an_update_is_counted_with_its_env_steps_and_successes_by_task():
     state = TrainerState(global_step=10, update=4)
     rollout = two_episodes()
     state.count_update(rollout, steps_taken=1)
     assert (state.global_step, state.update) == (10 + rollout.env_steps, 5)
-    assert state.return_average == pytest.approx(0.5)  # begins at the mean of the first update
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
-    rollout.trajectories[1].decisions[-1].by_teacher = True
-    state.count_update(rollout, steps_taken=1)  # one success more
-    assert state.return_average == pytest.approx(0.99 * 0.5 + 0.01)
 
 
 def test_updates_without_signal_are_counted_in_a_row():

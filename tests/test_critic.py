@@ -12,9 +12,9 @@ from rl.critic import (
     FORGET_AFTER,
     Critic,
     predict_success,
+    predict_then_remember,
     regression_slope,
     remembered_rows,
-    rollout_values,
     rows_of,
 )
 from rl.trajectory import Trajectory, flatten
@@ -73,11 +73,12 @@ def test_values_do_not_know_the_outcomes_they_are_compared_with():
     lost = [replace(t, success=False) for t in new]
     critics = Critic(), Critic()
     for critic in critics:
-        assert rollout_values(critic, played(20), 0, 0) is None
-        rollout_values(critic, played(20), 0, 1)
+        assert predict_then_remember(critic, played(20), 0, 0) is None
+        predict_then_remember(critic, played(20), 0, 1)
     assert 0 < critics[0].trust <= 1
     values, values_if_lost = (
-        rollout_values(critic, episodes, 0, 2) for critic, episodes in zip(critics, (new, lost), strict=True)
+        predict_then_remember(critic, episodes, 0, 2)
+        for critic, episodes in zip(critics, (new, lost), strict=True)
     )
     assert torch.equal(values, values_if_lost)
     assert critics[0].trust > critics[1].trust == 0  # but the next rollout's values do
@@ -95,12 +96,14 @@ def test_values_are_near_the_tasks_mean_where_states_say_nothing():
             if update_index > 0:
                 predictions = predict_success(remembered_rows(critic), rows_of(new), seed, update_index)
                 of_predictions.append(explained_variance(predictions, batch, new))
-            values = rollout_values(critic, new, seed, update_index)
+            values = predict_then_remember(critic, new, seed, update_index)
             if values is not None:
                 of_values.append(explained_variance(values, batch, new))
     assert sum(of_predictions) / len(of_predictions) > -0.2  # -0.7 with 400 steps
     assert sum(of_values) / len(of_values) > -0.1
-    other = rollout_values(critic, played_by_chance(5, 99, task_id=3), 0, 9)  # a task that it has not seen
+    other = predict_then_remember(
+        critic, played_by_chance(5, 99, task_id=3), 0, 9
+    )  # a task that it has not seen
     assert ((other > 0) & (other < 1)).all()
 
 

@@ -14,7 +14,7 @@ from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, UpdateConfig
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
-from rl.critic import rollout_values
+from rl.critic import predict_then_remember
 from rl.curriculum import TrainingEpisodes
 from rl.dynamic_sampling import collect
 from rl.episode_queue import PlayAll
@@ -63,7 +63,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     if not phase.distils:
         values = None
         if learner.critic is not None:
-            values = rollout_values(learner.critic, trajectories, config.run.seed, update_index)
+            values = predict_then_remember(learner.critic, trajectories, config.run.seed, update_index)
         batch = estimate_advantages(batch, trajectories, values, config.loss)
     return update(learner, batch, phase, config, update_index)
 

@@ -144,6 +144,14 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     ]
 
 
+def test_a_run_whose_records_cannot_be_read_is_not_resumed(run):
+    run.close()
+    (run.folder / METRICS_FILE).unlink()
+    (run.folder / METRICS_FILE).mkdir()
+    with pytest.raises(BadInput, match=METRICS_FILE):
+        reopen_run(run.folder, run.config, RESUME, 0, None)
+
+
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
     reopen_run(run.folder, changed(run.config, total_steps=7), RESUME, 0, None).close()

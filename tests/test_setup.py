@@ -12,6 +12,7 @@ import torch
 from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
+from envs.assets import Pack
 from experiment import policies
 from experiment.policies import choose_and_keep_teacher, choose_looks, load_policy, weights_fingerprint
 from experiment.setup import find_tasks, first_observation, resolve_names
@@ -44,21 +45,23 @@ def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_t
     monkeypatch.setattr(policies, "choose_device", lambda *_: torch.device(device))
     monkeypatch.setattr(policies, "installed_official", lambda: official_is_installed or None)
     monkeypatch.setattr(policies, "find_checkpoint", lambda _: SimpleNamespace(looks=trained_on))
-    monkeypatch.setattr(policies, "find_pack", lambda _: None)
+    monkeypatch.setattr(policies, "find_pack", lambda name: Pack(name, Path()))
     assert choose_looks("auto", ModelConfig(str(small))) == looks
 
 
 # names
 
 
-def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
+def test_pointers_are_replaced_by_what_they_name_now_and_paths_are_absolute(monkeypatch, tmp_path):
     (tmp_path / "best").write_text("step_8")
-    pointers = {"checkpoint": str(tmp_path / "best"), "assets": "lowpoly"}
+    (tmp_path / "step_8").mkdir()
+    monkeypatch.chdir(tmp_path)
+    pointers = {"checkpoint": "best", "assets": "lowpoly"}
     resolved = resolve_names(changed(TrainConfig(), **pointers))
     assert resolved.model.checkpoint == str(tmp_path / "step_8")
     assert resolve_names(resolved) == resolved
     own_task = resolve_names(changed(TrainConfig(), bddl_file="own.bddl", **pointers)).simulator.bddl_file
-    assert Path(own_task) == Path.cwd() / "own.bddl"  # the run may go on in another folder
+    assert own_task == str(tmp_path / "own.bddl")
 
 
 @pytest.mark.parametrize(("task_ids", "advantage"), [((3,), "batch"), ((1, 4, 8), "gae")])

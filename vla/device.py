@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from contracts import GIB, BadInput, no_such_folder
+from contracts import GIB, BadInput
 
 LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU only with --device cpu
 # --memory-budget names the size that a GPU is sold with, and a GPU reports less: an RTX 4090 23.6 GiB of its 24, an
@@ -24,7 +24,7 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     if name == "auto" and num_gpus == 0:
         folder = Path(checkpoint or ".").expanduser()
         if checkpoint is not None and is_large(folder):
-            problem = "" if folder.is_dir() else f"{no_such_folder(folder)}; from the hub, "
+            problem = "" if folder.is_dir() else "no such folder; from the hub, "
             raise BadInput(
                 f"checkpoint {checkpoint}: {problem}a 7B policy needs a CUDA GPU of 24 GB, but torch sees none; "
                 "`make demo` trains a small policy here (to force the CPU: --device cpu)"

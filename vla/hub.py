@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from contracts import BadInput, first_line, no_such_folder
+from contracts import BadInput, first_line
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +25,11 @@ def resolve_checkpoint(name: str) -> Path:
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(name):
-        raise BadInput(f"checkpoint {name}: {no_such_folder(name)}: give a folder, or a hub id (owner/name)")
+        raise BadInput(f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name)")
     cached = _cached_snapshot(name)
     if cached is None:
         # In case that a folder was meant, and its name mistyped.
-        log.warning("checkpoint %s: %s, so the Hugging Face hub is asked", name, no_such_folder(name))
+        log.warning("checkpoint %s: no such folder, so the Hugging Face hub is asked", name)
     revision = None if cached is None else cached.name
     try:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
@@ -45,7 +45,7 @@ def resolve_checkpoint(name: str) -> Path:
                 )
             return cached
         raise BadInput(
-            f"checkpoint {name}: {no_such_folder(name)}, and downloading it gave {type(error).__name__} "
+            f"checkpoint {name}: no such folder, and downloading it gave {type(error).__name__} "
             f"({first_line(error)}): check name, network and HF_HOME (a 7B is 15 GB), or give a local folder"
         ) from error
 

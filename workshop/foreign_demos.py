@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from contracts import BadInput, first_line, no_such_folder, read_fields
+from contracts import BadInput, first_line, read_fields
 from envs.env import IMAGE_SIZE
 from experiment.terminal import say
 from vla.images import encode_jpeg
@@ -40,7 +40,7 @@ def find_demos(folder: str | Path) -> tuple[Path, str]:
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise BadInput(
-            f"--demos {folder}: {no_such_folder(folder)}; `hf download --repo-type dataset` gets those of the hub"
+            f"--demos {folder}: no such folder; `hf download --repo-type dataset` gets those of the hub"
         )
     record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
     if len(record_folders) > 1:

@@ -104,7 +104,7 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     assert_same_run(run, straight)
     assert not (run / "checkpoints" / ".writing").exists()
     last_record = records_of(run)[-1]
-    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= last_record.keys()
+    assert {"eval/greedy_success_task_0", "eval/sampled_success_task_1"} <= last_record.keys()
     trainer = trainer_of(run)
     expected = trainer_of(straight)
     for field in ("task_success", "drawn"):
