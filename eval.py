@@ -96,8 +96,7 @@ def settle(config: EvalConfig) -> EvalConfig:
     checkpoint = str(resolve_pointer(Path(str(config.model.checkpoint))))
     model = replace(config.model, checkpoint=checkpoint)
     assets = choose_looks(config.simulator.assets, model)
-    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
-    return replace(config, model=model, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
+    return replace(config, model=model, simulator=replace(config.simulator, assets=assets))
 
 
 def plan_episodes(config: EvalConfig) -> Plan:
@@ -117,7 +116,8 @@ def env_spec(config: EvalConfig, suite: str, num_images: int = 1) -> EnvSpec:
     else:
         task_ids = config.task_ids or tuple(range(len(task_names(suite))))
     spec = make_spec(suite, task_ids, config.simulator, num_images)
-    return replace(spec, leaked_prompt=config.prompt == "leaked")
+    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
+    return replace(spec, leaked_prompt=config.prompt == "leaked", kept_tasks=1)
 
 
 def task_keys(config: EvalConfig, suite: str, task: TaskInfo) -> list[EpisodeKey]:
@@ -250,7 +250,7 @@ def play_suite(
     num_episodes = max(map(len, missing.values()))
     useful = {f"{num_episodes} episode(s)": num_episodes}
     renderer = find_renderer_apart()
-    simulators = count_simulators(config.simulator, len(spec.task_ids), policy.device, renderer, useful)
+    simulators = count_simulators(config.simulator, spec.kept_tasks, policy.device, renderer, useful)
     say(f"{suite}: {simulators.reason}")
     prepare = policy.model_inputs.prepare_images
     with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:

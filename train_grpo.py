@@ -59,6 +59,7 @@ if __name__ == "__main__":
         sys.exit(exit_code)
 
 from configs.config import TrainConfig
+from configs.presets import with_checkpoint
 from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import TrainerState, save_checkpoint
@@ -117,6 +118,7 @@ def run_training(config: TrainConfig) -> Path:
             "run_training trains in this process alone: start several ranks by torchrun or the command line"
         )
     log_to_terminal()
+    config = with_checkpoint(config)
     check_machine(config)
     with set_up(config) as setup:
         probe(setup)

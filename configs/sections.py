@@ -58,16 +58,14 @@ class SimulatorConfig:
     # Env steps after which an episode ends (None: the limit of the suite, which is 220 for libero_spatial, 280 for
     # libero_object, 300 for libero_goal, 520 for libero_10 and 400 for libero_90).
     max_env_steps: PositiveInt | None = None
-    # Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
-    # simulator never goes back to a task.)
-    kept_tasks: Annotated[PositiveInt, CHANGEABLE] = 3
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The policy and how it runs; the same for training and evaluation."""
 
-    # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best).
+    # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best)
+    # (None: in training the public checkpoint of the suite).
     checkpoint: str | None = None
     # Key of the dataset statistics that scale the actions (None: the key of the suite).
     unnorm_key: str | None = None

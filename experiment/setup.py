@@ -157,7 +157,6 @@ def make_spec(
         simulator.assets,
         simulator.bddl_file,
         simulator.max_env_steps,
-        simulator.kept_tasks,
     )
 
 

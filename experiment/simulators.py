@@ -11,7 +11,7 @@ import torch
 from configs.config import TrainConfig
 from configs.sections import SimulatorConfig
 from contracts import GIB, BadInput
-from envs.env import TaskInfo
+from envs.env import EnvSpec, TaskInfo
 from envs.gl_backend import REPAIR, find_renderer, renders_in_software
 from envs.machine import free_main_memory, usable_cores
 from envs.worker import NoAnswer, ask
@@ -50,18 +50,17 @@ def find_renderer_apart() -> str:
     return renderer
 
 
-def memory_of_simulator(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
-    """Estimate the memory that one simulator takes, from the number of tasks that it keeps in memory.
+def memory_of_simulator(simulator: SimulatorConfig, kept_tasks: int) -> SimulatorMemory:
+    """Estimate the memory that one simulator takes, which keeps `kept_tasks` tasks in memory.
 
     Measured GPU memory: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones of one task 8.3 GiB, and 16
     official ones of 10 tasks 66 GiB.
     """
     if simulator.simulators != "processes":  # Ray chooses the machines
         return SimulatorMemory(0.0, 0.0)
-    built_tasks = min(num_tasks, simulator.kept_tasks)
     if simulator.assets == "lowpoly":
-        return SimulatorMemory(main=0.3 + 0.2 * built_tasks, gpu=0.13 * built_tasks)
-    return SimulatorMemory(main=0.6 + 0.6 * built_tasks, gpu=0.15 + 0.4 * built_tasks)
+        return SimulatorMemory(main=0.3 + 0.2 * kept_tasks, gpu=0.13 * kept_tasks)
+    return SimulatorMemory(main=0.6 + 0.6 * kept_tasks, gpu=0.15 + 0.4 * kept_tasks)
 
 
 def count_for_training(
@@ -75,13 +74,14 @@ def count_for_training(
     n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)
     useful = {f"a rollout of {n_steps} env steps": math.ceil(n_steps / ranks.size / longest)}
-    count = count_simulators(config.simulator, len(tasks), device, renderer, useful, ranks)
+    kept_tasks = min(len(tasks), EnvSpec.kept_tasks)
+    count = count_simulators(config.simulator, kept_tasks, device, renderer, useful, ranks)
     return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
 
 
 def count_simulators(
     simulator: SimulatorConfig,
-    num_tasks: int,
+    kept_tasks: int,
     device: torch.device,
     renderer: str,
     useful: Mapping[str, int],
@@ -89,9 +89,10 @@ def count_simulators(
 ) -> SimulatorCount:
     """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one.
 
-    useful: the name of what is to play -> the number of simulators that are of use for it.
+    kept_tasks: that each keeps in memory. useful: the name of what is to play -> the number of simulators that are of
+    use for it.
     """
-    memory = memory_of_simulator(simulator, num_tasks)
+    memory = memory_of_simulator(simulator, kept_tasks)
     gpu = device if device.type == "cuda" and not renders_in_software(renderer) else None
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     free_gib = free_main_memory() / ranks_here
@@ -106,7 +107,7 @@ def count_simulators(
     needed_gib = num_envs * memory.main
     if free_gib < needed_gib:
         text = f"{free_gib:.1f} GiB of main memory are free, simulators need about {needed_gib:.1f}"
-        log_row("warning", f"{text}: lower --num-envs or --kept-tasks")
+        log_row("warning", f"{text}: lower --num-envs")
     gpu_gib = 0.0 if gpu is None else num_envs * memory.gpu
     return SimulatorCount(
         num_envs, f"{num_envs} simulator(s): {reason}", gpu_gib, max(0.0, free_gib - needed_gib)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.cli import parse_eval, parse_train
-from configs.config import changeable_on_resume, differing_fields
+from configs.config import TrainConfig, changeable_on_resume, differing_fields
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from contracts import BadInput
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 CHECKPOINT = ["--checkpoint", "runs/RUN/checkpoints/best"]
 
 
-def changes(argv: list[str], preset: str = "libero_spatial") -> dict:
-    """What the flags changed in the preset: name -> value."""
-    differing = differing_fields(PRESETS[preset], parse_train(argv).config)
+def changes(argv: list[str]) -> dict:
+    """What the flags changed in the defaults: name -> value."""
+    differing = differing_fields(TrainConfig(), parse_train(argv).config)
     return {name: value for name, (_, value) in differing.items()}
 
 
@@ -31,32 +31,29 @@ def run_folder(tmp_path) -> Path:
 # presets and flags
 
 
-@pytest.mark.parametrize("spelling", [["--task-suite", "libero_goal"], ["--task_suite=libero_goal"]])
-def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
-    assert parse_train([]).config == PRESETS["libero_spatial"]
-    assert parse_train(spelling).config == PRESETS["libero_goal"]
-    states = ["--train-init-states", "0", "20", "--eval-init-states", "20", "30"]
-    for flags in (
-        [],
-        ["--preset", "rl"],
-        ["--task-suite", "libero_goal_swap"],
-        ["--task-suite", "libero_goal_camera", *states],
+@pytest.mark.parametrize("flags", ["", "--preset rl", "--preset guide"])
+def test_without_a_checkpoint_a_run_starts_from_the_public_one_of_its_suite(flags):
+    for suite, more_flags in (
+        ("libero_goal", ""),
+        ("libero_goal_swap", ""),
+        ("libero_goal_camera", "--train-init-states 0 20 --eval-init-states 20 30"),
     ):
-        assert parse_train([*spelling, *flags]).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
+        argv = [f"--task-suite={suite}", *flags.split(), *more_flags.split()]
+        assert parse_train(argv).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--check-only --task-id 3", {"task_ids": (3,)}),
+        ("--check_only --task-id 3", {"task_ids": (3,)}),
         ("--learning-rate 1e-4 --total-timesteps 5", {"lr": 1e-4, "total_steps": 5}),  # other programs' names
         ("--no-warmup --task-ids 0 1 2", {"warmup": False, "task_ids": (0, 1, 2)}),
-        ("--train-init-states 5 40 --eval-init-states 40 45 --micro-batch-size 2",
-         {"train_init_states": (5, 40), "eval_init_states": (40, 45), "micro_batch_size": 2}),
+        ("--train-init-states 5 40 --eval_init_states 40 45",
+         {"train_init_states": (5, 40), "eval_init_states": (40, 45)}),
     ],
 )  # fmt: skip
 def test_flags_are_flat_and_change_one_field_each(line, expected):
-    assert changes(line.split()) == expected
+    assert changes([*CHECKPOINT, *line.split()]) == {"checkpoint": CHECKPOINT[1]} | expected
 
 
 def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder):
@@ -73,9 +70,7 @@ def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--preset", "tinny"], "libero_spatial"),  # one of those that there are
-        (["--preset", "libero_90"], "--checkpoint"),  # no public one is known
-        (["--preset", "rl", "--task-suite", "libero_90"], "--checkpoint"),
+        (["--preset", "rl", "--task-suite", "libero_90"], "--checkpoint"),  # no public one is known
         (["--temperature", "0"], "--temperature"),
         (["--task-suite", "libero_goal_camera"], "--train-init-states"),
     ],
@@ -91,7 +86,7 @@ def test_values_that_cannot_work_are_refused(argv, named):
         (["--no-such-flag", "1"], "--no-such-flag"),
         (["--eval-init-states", "3"], "--eval-init-states"),
         (["--n-steps", "many"], "--n-steps"),
-        (["--preset"], "--preset"),
+        (["--preset", "tinny"], "--preset"),
     ],
 )
 def test_wrong_flags_exit_with_code_2(capsys, argv, named):
@@ -146,14 +141,14 @@ def test_a_resumed_run_has_its_stored_settings_and_refuses_others(run_folder):
     with pytest.raises(BadInput, match=r"lr \(run: 0\.0002, now: 0\.5\), seed \(run: 0, now: 3\)"):
         parse_train(["--resume", str(run_folder), "--lr", "0.5", "--seed", "3"])
     with pytest.raises(BadInput, match="--preset"):
-        parse_train(["--resume", str(run_folder), "--preset", "libero_goal"])
+        parse_train(["--resume", str(run_folder), "--preset", "rl"])
 
 
 def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
     flags = (
         "--total-steps 9999 --wandb-mode offline --keep-checkpoints 5 --no-allow-zero-baseline --max-hours 3 "
         "--micro-batch-size 1 --max-batch 1 --memory-budget 24 --assets folder "
-        "--kept-tasks 9 --simulators ray --warmup-agreement 0.5"
+        "--simulators ray --warmup-agreement 0.5"
     )
     resumed = parse_train(["--resume", str(run_folder), *flags.split()]).config
     assert set(differing_fields(PRESETS["smoke"], resumed)) == changeable_on_resume()
