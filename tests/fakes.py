@@ -69,7 +69,7 @@ class FakePolicy(nn.Module):
     base_fingerprint = "fake"
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
     few_sizes = is_compiled = False
-    info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True)
+    info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True, statistics={})
 
     _is_teacher = False
 
