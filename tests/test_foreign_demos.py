@@ -154,6 +154,15 @@ def euler_states() -> np.ndarray:
     return states.ravel()
 
 
+def following_hand(factor: float) -> np.ndarray:
+    """States in which the hand moves `factor` m in an env step by an action of 1."""
+    states = STATES.copy()
+    told = RECORDINGS[0].actions[:, :3]
+    states[:, :3] = factor * (np.cumsum(told, axis=0) - told)
+    return states.ravel()
+
+
+DEPTH = [png(np.full((256, 256), 20_000, np.uint16))] * STEPS
 SMALLER = [png(np.zeros((128, 128, 3), np.uint8))] * STEPS
 SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
 
@@ -169,7 +178,10 @@ SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
         (changed(action=actions_with(6, np.linspace(0, 1, STEPS))), r"the gripper's actions are 0, 0\.0588"),
         (changed(action=actions_with(6, 1)), "which value closes the gripper"),
         (changed(reward=np.zeros(STEPS, np.float32)), "nothing to learn from: 1 episodes failed"),
+        (changed(observation__state=following_hand(-0.012)), r"the hand moves -0\.012 m"),
+        (changed(observation__state=following_hand(0.5)), r"the hand moves 0\.5 m"),
         (changed(observation__image=SMALLER), "128 x 128"),
+        (changed(observation__image=DEPTH), "mode I;16"),
         (changed(observation__image=[b"\x89PNG"] * STEPS), "a picture cannot be read"),
         (changed(observation__wrist_image=None), "--num-images 2"),
     ],

@@ -29,6 +29,7 @@ from workshop.stored_episode import StoredEpisode, check_contents, moving_steps,
 
 # Name of a flip -> strides of the image's rows and columns.
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
+EIGHT_BIT_COLOURS = ("RGB", "RGBA", "P")  # Pillow's modes; others have no colours, or lose them if converted
 VERSION = r"\d+\.\d+\.\d+"
 
 
@@ -171,6 +172,8 @@ def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str)
             raise BadInput(
                 f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
             ) from fault
+        if image.mode not in EIGHT_BIT_COLOURS:
+            raise BadInput(f"{location}: pictures of Pillow's mode {image.mode}, expected 8 bits of RGB")
         if image.size != (IMAGE_SIZE, IMAGE_SIZE):
             raise BadInput(
                 f"{location}: pictures of {image.width} x {image.height}, a policy sees {IMAGE_SIZE} x {IMAGE_SIZE}: "

@@ -20,7 +20,7 @@ from workshop.stored_episode import StoredEpisode, choose_cameras, choose_featur
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
 STATES = ("observation.state", "state")
 ACTIONS = ("action", "actions")
-SUCCESS = "next.success"
+SUCCESS = ("next.success", "next.reward")  # above 0 in an env step of every episode that succeeds
 ROWS_AT_ONCE = 64  # rows of a Parquet file that are read at once; they may hold images, which take memory
 
 Row = dict[str, Any]  # a row of a Parquet file, by the names of its columns
@@ -57,7 +57,8 @@ def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[Sto
     action = choose_feature(types, ACTIONS, str(folder))
     cameras = choose_cameras(types, str(folder))
     tasks = {row["task_index"]: _text_of(row) for row in _read_rows(folder, "meta/tasks.parquet")}
-    columns = ["episode_index", "task_index", "timestamp", state, action, SUCCESS]
+    success = next((name for name in SUCCESS if name in types), None)
+    columns = ["episode_index", "task_index", "timestamp", state, action, *SUCCESS]
     if with_pictures:
         columns += [name for name in cameras if types[name] == "image"]
     videos: dict[Path, Frames] = {}  # the unread frames of each file
@@ -79,7 +80,7 @@ def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[Sto
             proprio=np.array([row[state] for row in rows], np.float32),
             actions=np.array([row[action] for row in rows], np.float32),
             instruction=tasks[rows[0]["task_index"]],
-            success=any(np.any(row[SUCCESS]) for row in rows) if SUCCESS in types else None,
+            success=None if success is None else any(np.any(np.array(row[success]) > 0) for row in rows),
         )
 
 

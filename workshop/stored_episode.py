@@ -22,6 +22,9 @@ FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers s
 LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands must differ by at least so much
 # The axis-angle of a hand that points down is about pi long; an env step turns it by 0.15. Euler angles jump by 2 pi.
 LARGEST_TURN = np.pi
+# LIBERO's hand moves some 0.012 m in an env step by an action of 1, and never more than the controller's goal.
+LARGEST_MOVE_M = 0.05
+CLEAR_CORRELATION = 0.5
 GRIPPER_VALUES = ({-1.0, 1.0}, {0.0, 1.0})
 
 
@@ -81,6 +84,16 @@ def _problem_of(proprio: np.ndarray, actions: np.ndarray) -> str | None:
         return (
             f"values 7 and 8 of the state lie in [{fingers.min():.3g}, {fingers.max():.3g}], so they are no finger "
             "joints: expected 0 to 0.04 m and -0.04 to 0 m, not normalised"
+        )
+    moves = np.diff(proprio[:, :3], axis=0)
+    told = actions[:-1, :3]
+    product = float((moves * told).sum())
+    correlation = product / max(np.linalg.norm(moves) * np.linalg.norm(told), 1e-9)
+    move_by_one = product / max(np.square(told).sum(), 1e-9)
+    if abs(correlation) > CLEAR_CORRELATION and not 0 < move_by_one < LARGEST_MOVE_M:
+        return (
+            f"by an action of 1 the hand moves {move_by_one:.2g} m in an env step, LIBERO's about 0.012 m: expected "
+            "actions as LIBERO's env takes them"
         )
     turns = np.linalg.norm(np.diff(proprio[:, 3:6], axis=0), axis=1)
     if len(turns) and turns.max() > LARGEST_TURN:
