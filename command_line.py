@@ -61,10 +61,6 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object], knows_rank
             file=sys.stderr,
         )
         return 2
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8":  # files of names, texts and numbers would be read as other ones
-        print(f"{program}: the locale's encoding is {encoding}: set LC_ALL=C.UTF-8", file=sys.stderr)
-        return 2
     handle_stop_signals(partial(_leave, program))
     try:
         main(sys.argv[1:])

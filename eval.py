@@ -56,7 +56,7 @@ from experiment.results import (
     settings_of,
 )
 from experiment.results_table import comparison_table, results_table
-from experiment.run_folder import read_trained_on
+from experiment.run_folder import METRICS_FILE, read_description
 from experiment.setup import make_spec
 from experiment.simulators import count_simulators, find_renderer_apart
 from experiment.terminal import say
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     results, before = play(config, plan, argv)
     rules = [rule for rule in results.rules if config.mode is None or rule.mode in config.mode]
     print(*results_table(results, rules, plan), sep="\n")
-    print_trained_states(config, plan)
+    print_trained_states(config)
     if before is not None:
         print(f"\nbefore: {before.settings.checkpoint}")
         print(*comparison_table(before, results, rules, plan), sep="\n")
@@ -283,16 +283,17 @@ def play_missing(
             say(f"not played, because the simulator failed three times: {key}, {rule}")
 
 
-def print_trained_states(config: EvalConfig, plan: Plan) -> None:
-    """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
-    trained_on = read_trained_on(Path(str(config.model.checkpoint)))
-    if trained_on is None:
+def print_trained_states(config: EvalConfig) -> None:
+    """Say so if the checkpoint's run has trained on official initial states, which are then not held out."""
+    checkpoint = Path(str(config.model.checkpoint))
+    run_folder = checkpoint.resolve().parent.parent
+    if not (run_folder / METRICS_FILE).is_file():  # it belongs to no run
         return
-    num_trained = sum(trained_on.contains(key, config.simulator.bddl_file) for key in plan)
-    if num_trained > 0:
+    states = read_description(run_folder).get("config", {}).get("task", {}).get("train_init_states", "fresh")
+    if states != "fresh":
         say(
-            f"{num_trained} of {len(plan)} episodes start from initial states that {config.model.checkpoint} was "
-            "trained on: for held-out success leave them out with --first-init-state and --trials"
+            f"{checkpoint} was trained on the official initial states {states} (first, end) of its tasks: for held-out "
+            "success leave them out with --first-init-state and --trials"
         )
 
 

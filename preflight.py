@@ -21,7 +21,6 @@ from experiment.file_lock import lock_file
 from experiment.run_folder import LOCK_FILE
 from experiment.setup import Setup
 from experiment.terminal import is_first_rank, log_row
-from rl.phases import phase_at
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
 from vla.device import choose_device
@@ -91,7 +90,6 @@ def probe(setup: Setup) -> None:
     setup.pool.start_building(config.task.task_ids)
     log_row("attention", probes.attention_probe(policy, observation))
     log_row("images", probes.image_probe(policy, observation))
-    log_row("token head", probes.token_probe(policy, observation, needs_token_head(setup)))
     log_row("log-probs", probes.check_logits_path(policy, observation, config.rollout.temperature))
     micro_batch_size = int(config.update.micro_batch_size)
     log_row("learning", probes.check_learning(policy, observation, micro_batch_size))
@@ -123,13 +121,3 @@ def check_first_frame(images: np.ndarray) -> None:
     if contrast < MIN_CONTRAST:
         raise BadInput(f"{text}: a rendered frame is empty; check the GL driver, or --assets")
     log_row("first frame", text)
-
-
-def needs_token_head(setup: Setup) -> bool:
-    """Whether training starts from a token head that must have been trained on action tokens.
-
-    A warmup by an L1 head trains the token head anew, so its first state does not matter.
-    """
-    phases = setup.config.phases
-    is_replaced = setup.learner.teacher_mode == "l1" and phase_at(0, phases).distils
-    return not is_replaced and not setup.config.evaluation.allow_zero_baseline

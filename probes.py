@@ -21,7 +21,6 @@ from vla.tokens import FIRST_ACTION_TOKEN
 
 # Effect of an input on the logits, relative to the largest one; exactly 0 if the input is not read.
 SMALLEST_EFFECT = 1e-5
-SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
 # Observations that a check decides on at once. The code of a large network is compiled for one observation alone, and
 # for all other batch sizes together: those of rollouts and updates.
 CHECKED_BATCH = 2
@@ -92,29 +91,6 @@ def _relative_effect(before: Tensor, after: Tensor) -> float:
             "preprocessor_config.json is wrong, weights are too large, or its training diverged; use another one"
         )
     return ((after - before).abs().max() / before.abs().max().clamp_min(1e-30)).item()
-
-
-@torch.no_grad()
-def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
-    """Measure how much of the vocabulary's probability lies on action tokens.
-
-    It is small in checkpoints that were trained by regression. must_be_trained: raise BadInput if it is small.
-    """
-    if policy.is_laplace:
-        return "not used: tokens are drawn around the L1 head's actions"
-    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation] * CHECKED_BATCH)
-    mass = (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
-    finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
-    if must_be_trained and not mass >= SMALLEST_ACTION_MASS:
-        if policy.action_head is None:
-            advice = "use a checkpoint that was (README, Train), or one with an L1 head"
-        else:
-            advice = "let its L1 head teach it: --teacher l1, and no --no-warmup"
-        raise BadInput(
-            f"{finding}: it was not trained on action tokens, so training cannot start from it; {advice}, or continue "
-            "with --allow-zero-baseline"
-        )
-    return finding
 
 
 def check_logits_path(policy: Policy, observation: Observation, temperature: float) -> str:

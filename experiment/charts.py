@@ -36,14 +36,14 @@ def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) 
     picture = io.BytesIO()
     with chart(picture, (9, 3.4), rows) as axes:
         for rule in ("sampled", "greedy"):
-            played = [evaluation for evaluation in evaluations if rule in evaluation.episodes]
+            played = [evaluation for evaluation in evaluations if rule in evaluation.rates]
             rates = [evaluation.rates[rule] for evaluation in played]
             below = [rate.rate - rate.interval[0] for rate in rates]
             above = [rate.interval[1] - rate.rate for rate in rates]
             steps = [evaluation.env_steps for evaluation in played]
             shares = [rate.rate for rate in rates]
             axes.errorbar(steps, shares, [below, above], marker="o", capsize=3, label=rule)
-        if "teacher" in evaluations[0].episodes:
+        if "teacher" in evaluations[0].rates:
             axes.axhline(evaluations[0].rates["teacher"].rate, color=GREY, linestyle="--", label="teacher")
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter("{x:.0%}")

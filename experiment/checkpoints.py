@@ -35,8 +35,8 @@ class TrainerState:
     update: int = 0  # updates done
     metrics_bytes: int = 0  # length of metrics.jsonl when this state was saved
     evaluated_at: int | None = None  # global_step of the last evaluation
-    teacher_k: int | None = None  # successes of the teacher, which never changes and so is evaluated once
-    teacher_n: int | None = None  # episodes of that evaluation
+    # Successes and episodes of the teacher, which never changes and so is evaluated once.
+    teacher: tuple[int, int] | None = None
     best_rate: float | None = None  # highest success rate of the greedy student in any evaluation
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     # Mean env steps of the last rollout's episodes, by which epsilon falls in the next one. Before the first rollout it

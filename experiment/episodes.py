@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from experiment.statistics import Successes, count_successes
 from rl.behaviour import Behaviour
 from rl.teacher import TeacherMode
 from rl.trajectory import Episode
@@ -60,9 +61,7 @@ class EpisodeResult:
     env_steps: int  # without the steps in which objects settle at the start
     decisions: int
     seconds: float  # wall time, including the wait for the policy
-    entropy: (
-        float | None
-    )  # estimated by the mean of -log p of the sampled tokens; None where none were sampled
+    entropy: float | None  # the mean of -log p of the sampled tokens; None where none were sampled
     error: str | None  # a simulator fault after which the episode was played again
     video: str | None  # its file in the folder of videos
 
@@ -111,3 +110,9 @@ def group_by_rule(episodes: Iterable[EpisodeResult]) -> dict[str, list[EpisodeRe
     for result in episodes:
         groups.setdefault(result.rule.name, []).append(result)
     return groups
+
+
+def rates_by_rule(episodes: Iterable[EpisodeResult]) -> dict[str, Successes]:
+    """The successes of each rule, as `group_by_rule` names them."""
+    groups = group_by_rule(episodes)
+    return {name: count_successes(result.success for result in played) for name, played in groups.items()}

@@ -16,12 +16,12 @@ from configs.sections import PhaseConfig
 from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import BEST, TrainerState, save_state, write_pointer
-from experiment.episodes import EpisodeKey, EpisodeResult, Rule, group_by_rule
+from experiment.episodes import EpisodeKey, EpisodeResult, Rule, group_by_rule, rates_by_rule
 from experiment.evaluator import Conditions, evaluate
 from experiment.report import update_report
 from experiment.results import Results, settings_of, write_results
 from experiment.run_folder import Run, evaluation_path, video_folder
-from experiment.statistics import Successes, count_successes
+from experiment.statistics import Successes, rates_by_task
 from experiment.verdict import NEARLY_ALL
 from rl.phases import end_of_warmup, phase_at
 from rl.rollout import Rollout
@@ -108,7 +108,7 @@ def play_evaluation(
     }
     if state.evaluated_at is None:
         plays[Rule("median")] = once
-    must_play_teacher = state.teacher_k is None
+    must_play_teacher = state.teacher is None
     equals_teacher = learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
     if must_play_teacher and not equals_teacher:
         plays[Rule(learner.teacher_mode, actor="teacher")] = once
@@ -131,21 +131,17 @@ def held_out(config: TrainConfig, repeats: int) -> list[EpisodeKey]:
 def count_by_rule(episodes: Sequence[EpisodeResult], state: TrainerState) -> Rates:
     """The successes of everyone who played, and of the teacher also where it played in an earlier evaluation."""
     rates: dict[str, Successes] = {}
-    if state.teacher_k is not None:
-        rates["teacher"] = Successes(state.teacher_k, state.teacher_n or 0)
-    for name, played in group_by_rule(episodes).items():
-        rates[name] = count_successes(result.success for result in played)
-    return rates
+    if state.teacher is not None:
+        rates["teacher"] = Successes(*state.teacher)
+    return rates | rates_by_rule(episodes)
 
 
 def metrics_of(rates: Rates, episodes: Sequence[EpisodeResult]) -> dict[str, float]:
     """Success rates, also by task, and the entropy of the sampled student, under their names in metrics.jsonl."""
     metrics = {f"eval/{name}_success": successes.rate for name, successes in rates.items()}
     for name, played in group_by_rule(episodes).items():
-        task_ids = sorted({result.task_id for result in played})
-        for task_id in task_ids if len(task_ids) > 1 else ():
-            successes = count_successes(result.success for result in played if result.task_id == task_id)
-            metrics[f"eval/{name}_success_task_{task_id}"] = successes.rate
+        outcomes = [(result.task_id, result.success) for result in played]
+        metrics |= rates_by_task(f"eval/{name}_success", outcomes)
     entropies = [result.entropy for result in episodes if result.entropy is not None]
     if entropies:
         metrics["eval/entropy"] = mean(entropies)
@@ -183,8 +179,9 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
         actor = "teacher" if teacher_begins else "student"
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
-            "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
-            "with --allow-zero-baseline"
+            "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together. If the "
+            "checkpoint has an L1 head, its token head was not trained on actions: use --teacher l1 and a warmup. Or "
+            "go on with --allow-zero-baseline"
         )
     if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
@@ -220,8 +217,7 @@ def remember(run: Run, learner: Learner, state: TrainerState, rates: Rates) -> N
     A resumed run then neither repeats the evaluation nor cuts its record.
     """
     state.evaluated_at = state.global_step
-    state.teacher_k = rates["teacher"].k
-    state.teacher_n = rates["teacher"].n
+    state.teacher = (rates["teacher"].k, rates["teacher"].n)
     is_best = state.best_rate is None or rates["greedy"].rate > state.best_rate
     if is_best:
         state.best_rate = rates["greedy"].rate

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.config import TrainConfig
 from contracts import GIB
-from experiment.statistics import count_successes
+from experiment.statistics import count_successes, rates_by_task
 from experiment.terminal import duration
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
@@ -24,7 +24,7 @@ def rollout_metrics(
     trajectories = rollout.trajectories
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
     metrics = {
-        **success_rates(trajectories),
+        **rates_by_task("rollout/success_rate", [(t.episode.task_id, t.success) for t in trajectories]),
         "rollout/episode_length": rollout.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": rollout.env_steps / rollout.wall_s,
@@ -39,17 +39,6 @@ def rollout_metrics(
     for task_id, probability in (task_probabilities or {}).items():
         metrics[f"curriculum/probability_task_{task_id}"] = probability
     return metrics
-
-
-def success_rates(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The success rate of all, and of each task if there are several."""
-    name = "rollout/success_rate"
-    rates = {name: count_successes(trajectory.success for trajectory in trajectories).rate}
-    task_ids = sorted({trajectory.episode.task_id for trajectory in trajectories})
-    for task_id in task_ids if len(task_ids) > 1 else ():
-        played = [trajectory for trajectory in trajectories if trajectory.episode.task_id == task_id]
-        rates[f"{name}_task_{task_id}"] = count_successes(trajectory.success for trajectory in played).rate
-    return rates
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:

@@ -58,7 +58,7 @@ def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> dict[Path, str
     for evaluation in (*evaluations[:1], *evaluations[-1:]):
         env_steps = evaluation.env_steps
         when = f"after {env_steps:,} env steps of training" if env_steps else "before training"
-        for result in (result for played in evaluation.episodes.values() for result in played):
+        for result in evaluation.episodes:
             file = video_folder(run.folder, env_steps) / (result.video or "none")
             if file.is_file():
                 ending = "success" if result.success else "failure"

@@ -16,18 +16,15 @@ from filelock import FileLock
 
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig, config_from_json
-from configs.sections import SimulatorConfig, TaskConfig
 from contracts import (
     BadInput,
     TimeIsUp,
     output_place,
     read_bytes,
     read_fields,
-    resolve_pointer,
     write_json,
 )
 from envs.assets import find_pack
-from experiment.episodes import EpisodeKey
 from experiment.file_lock import lock_file
 from experiment.provenance import Provenance, provenance, simulator_packages
 from experiment.terminal import log_to_file
@@ -270,37 +267,3 @@ def read_metrics(path: Path) -> list[MetricsRow]:
         return [{key: value for key, value in record.items() if value is not None} for record in records]
     except (ValueError, AttributeError) as error:
         raise BadInput(f"{path} is damaged: {error}") from None
-
-
-@dataclass(frozen=True)
-class TrainedOn:
-    """The sections of a run's settings that say on which initial states it trained."""
-
-    task: TaskConfig
-    simulator: SimulatorConfig
-
-    def contains(self, key: EpisodeKey, bddl_file: str | None) -> bool:
-        """Whether training used the official initial state of an episode.
-
-        bddl_file: the user's own task, which has the ids of the suite's first task; None: the suite's task itself.
-        """
-        task = self.task
-        is_task = key.task_suite == task.task_suite and key.task_id in task.task_ids
-        if key.fresh or task.train_init_states == "fresh" or not is_task:
-            return False
-        first, end = task.train_init_states
-        own_tasks = {
-            None if file is None else Path(file).resolve() for file in (self.simulator.bddl_file, bddl_file)
-        }
-        return len(own_tasks) == 1 and first <= key.init_state_id < end
-
-
-def read_trained_on(checkpoint: Path) -> TrainedOn | None:
-    """On what the run trained that a checkpoint belongs to; None if it is not in a run folder.
-
-    `checkpoint` may be a pointer, such as `checkpoints/best`. Raises BadInput if the run folder is damaged.
-    """
-    run_folder = resolve_pointer(checkpoint).resolve().parent.parent
-    if not (run_folder / METRICS_FILE).is_file():
-        return None
-    return read_fields(run_folder / CONFIG_FILE, TrainedOn, part="config")

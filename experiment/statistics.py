@@ -43,6 +43,20 @@ def count_successes(outcomes: Iterable[bool]) -> Successes:
     return Successes(sum(outcomes), len(outcomes))
 
 
+def rates_by_task(name: str, outcomes: Iterable[tuple[int, bool]]) -> dict[str, float]:
+    """The success rate of all episodes, under this name, and of each task if there are several.
+
+    outcomes: the task id and the success of each episode.
+    """
+    of_task: dict[str, list[bool]] = {name: []}
+    for task_id, success in sorted(outcomes):
+        of_task[name].append(success)
+        of_task.setdefault(f"{name}_task_{task_id}", []).append(success)
+    if len(of_task) == 2:  # the only task's rate is that of all
+        of_task.popitem()
+    return {name: count_successes(successes).rate for name, successes in of_task.items()}
+
+
 @dataclass(frozen=True)
 class Paired:
     """How many of the same episodes were solved by both, one or none of two policies, called before and after."""

@@ -1,17 +1,15 @@
 """What the evaluations of a run say: success before and after training, and whether the policy has become better."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from experiment.episodes import EpisodeKey, EpisodeResult, group_by_rule
+from experiment.episodes import EpisodeKey, EpisodeResult, rates_by_rule
 from experiment.results import read_results
 from experiment.run_folder import StoredRun, evaluation_path
-from experiment.statistics import Paired, Successes, compare, count_successes
+from experiment.statistics import Paired, Successes, compare
 
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
-# From this success rate on absolute advantages, which have no baseline, have several times the gradient noise of batch.
-NEEDS_BASELINE = 0.7
 
 
 @dataclass(frozen=True)
@@ -19,18 +17,19 @@ class Evaluation:
     """The episodes of one evaluation in a run."""
 
     env_steps: int
-    episodes: Mapping[str, Sequence[EpisodeResult]]  # by the name of the rule
+    episodes: Sequence[EpisodeResult]
 
     @property
     def rates(self) -> dict[str, Successes]:
-        return {rule: count_successes(r.success for r in played) for rule, played in self.episodes.items()}
+        """By the name of the rule."""
+        return rates_by_rule(self.episodes)
 
     def outcomes(self, rule: str, task_id: int | None = None) -> dict[EpisodeKey, bool]:
         """Success of each episode that was played by this rule, of one task or of all."""
         return {
             result.key: result.success
-            for result in self.episodes.get(rule, ())
-            if task_id in (None, result.task_id)
+            for result in self.episodes
+            if result.rule.name == rule and task_id in (None, result.task_id)
         }
 
 
@@ -45,7 +44,7 @@ def read_evaluations(run: StoredRun) -> list[Evaluation]:
     for env_steps in run.evaluated_steps:
         path = evaluation_path(run.folder, env_steps)
         if path.exists():
-            evaluations.append(Evaluation(env_steps, group_by_rule(read_results(path).episodes)))
+            evaluations.append(Evaluation(env_steps, read_results(path).episodes))
     return evaluations
 
 
@@ -83,13 +82,6 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
         f"{rule} {pairs.before} -> {pairs.after}: {pairs.kind}, {pairs}" for rule, pairs in by_rule.items()
     ]
     kinds = [pairs.kind for pairs in by_rule.values()]
-    if (
-        run.config.loss.advantage == "absolute"
-        and max(p.after.rate for p in by_rule.values()) > NEEDS_BASELINE
-    ):
-        lines.append(
-            f"above {NEEDS_BASELINE:.0%} success --advantage batch has a fraction of absolute's gradient noise"
-        )
     if "worse" in kinds:
         lines.append(f"the best evaluation is that of env step {best_evaluation(evaluations).env_steps:,}")
         return Verdict("worse", lines)

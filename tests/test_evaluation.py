@@ -200,7 +200,7 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     videos = {path.name for path in (run.folder / "videos" / "step_120").iterdir()}
     start = "libero_spatial-task_0-init_state_40"
     assert videos == {f"{start}-{rule}-success.mp4" for rule in ("greedy", "sampled", "median")}
-    assert (state.evaluated_at, state.teacher_k, state.teacher_n) == (120, 7, 10)
+    assert (state.evaluated_at, state.teacher) == (120, (7, 10))
     assert not evaluation_is_due(CONFIG, state)
     results = read_results(run.folder / "evaluations" / "step_120.json")
     assert results.settings.checkpoint == str(run.checkpoints / "step_120")
@@ -215,7 +215,7 @@ def test_the_best_has_the_highest_success_rate(run, learner):
         evaluate_at(step, run, learner, state, successes)
         best.append(resolve_pointer(run.checkpoints / "best").name)
     assert best == ["step_0", "step_100", "step_100", "step_100", "step_300"]
-    assert (state.teacher_k, state.teacher_n) == (5, 10)  # it has played once
+    assert state.teacher == (5, 10)  # it has played once
 
 
 # baseline
@@ -258,7 +258,7 @@ def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitat
 def test_the_student_is_compared_with_its_teacher_in_the_evaluation_after_the_warmup_and_in_no_other(
     run, learner
 ):
-    state = TrainerState(evaluated_at=0, teacher_k=9, teacher_n=10)
+    state = TrainerState(evaluated_at=0, teacher=(9, 10))
     with pytest.raises(BadInput, match="--warmup-agreement"):
         evaluate_at(35, run, learner, state, successes=0)
     assert state.evaluated_at == 0  # a resumed run compares them again

@@ -63,22 +63,6 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(
         assert advice in warning
 
 
-@pytest.mark.parametrize(
-    ("teacher_mode", "warmup", "allowed", "needed"),
-    [
-        ("greedy", True, False, True),
-        ("greedy", True, True, False),
-        ("l1", True, False, False),
-        ("l1", False, False, True),
-    ],
-)
-def test_a_trained_token_head_is_needed_unless_an_l1_head_warms_up(teacher_mode, warmup, allowed, needed):
-    settings = {"warmup": warmup, "warmup_steps": 100, "allow_zero_baseline": allowed}
-    learner = SimpleNamespace(teacher_mode=teacher_mode)
-    setup = SimpleNamespace(config=changed(TrainConfig(), **settings), learner=learner)
-    assert preflight.needs_token_head(setup) is needed
-
-
 def test_a_camera_that_draws_nothing_is_found():
     images = np.random.default_rng(0).integers(0, 256, size=(2, 8, 8, 3), dtype=np.uint8)
     preflight.check_first_frame(images)

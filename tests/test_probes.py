@@ -13,7 +13,6 @@ from probes import (
     check_logits_path,
     image_probe,
     made_up_observation,
-    token_probe,
 )
 from tests.fakes import FakePolicy, observation, parameters_of
 from tests.small_checkpoint import make_small_checkpoint
@@ -30,7 +29,7 @@ def policy(tmp_path):
     )
 
 
-# attention, images, token head
+# attention, images
 
 
 def test_a_sound_policy_passes(policy):
@@ -54,19 +53,6 @@ def test_ignored_images_are_found(policy):
         policy.network.projector.fc3.weight.zero_()
     with pytest.raises(BadInput, match="ignores its images"):
         image_probe(policy, made_up_observation(policy))
-
-
-def test_an_untrained_token_head_is_found_only_where_it_matters(policy):
-    seen = made_up_observation(policy)
-    assert "action tokens" in token_probe(policy, seen, must_be_trained=False)
-    with pytest.raises(BadInput, match="was not trained on action tokens"):
-        token_probe(policy, seen, must_be_trained=True)
-    with torch.no_grad():
-        _, hidden = policy.chunk_outputs([seen])
-        towards = hidden.mean(dim=(0, 1)) / hidden.mean(dim=(0, 1)).norm()
-        head = policy.network.language_model.lm_head
-        head.weight[31744:32000, : head.in_features] += 100 * towards
-    assert "100.0 %" in token_probe(policy, seen, must_be_trained=True)
 
 
 # one path for sampling and learning

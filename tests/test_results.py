@@ -10,7 +10,7 @@ from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.env import TaskInfo
-from eval import choose_rules, missing_episodes, play_missing, task_keys
+from eval import choose_rules, missing_episodes, play_missing, print_trained_states, task_keys
 from experiment.episodes import EpisodeKey, Rule
 from experiment.results import (
     FREE_IN_COMPARISONS,
@@ -24,7 +24,7 @@ from experiment.results import (
 from experiment.results_table import comparison_table, parts_of, results_table
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy
-from tests.stored_runs import SETTINGS, episode
+from tests.stored_runs import ROWS, SETTINGS, episode, store
 
 GREEDY = Rule("greedy")
 SAMPLED = Rule("sample", 0.6)
@@ -98,6 +98,15 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
     assert modes_of(tmp_path) == ["greedy"]
     with pytest.raises(BadInput, match=f"--checkpoint {small}"):
         modes_of(tmp_path, "l1")
+
+
+@pytest.mark.parametrize(("states", "said"), [([0, 40], "[0, 40]"), ("fresh", "")])
+def test_states_that_the_policy_was_trained_on_are_named(tmp_path, capsys, states, said):
+    run = store(tmp_path, ROWS, task__train_init_states=states)
+    print_trained_states(EvalConfig(ModelConfig(checkpoint=str(run / "checkpoints" / "step_8"))))
+    output = capsys.readouterr().out
+    assert said in output
+    assert bool(output) == bool(said)
 
 
 # the results file

@@ -16,19 +16,16 @@ from configs.config import TrainConfig, changed, config_from_json
 from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.episodes import EpisodeKey
 from experiment.run_folder import (
     METRICS_FILE,
     Run,
     read_description,
     read_metrics,
-    read_trained_on,
     reopen_run,
     start_run,
 )
 from experiment.terminal import log_to_terminal
 from preflight import check_resumed_folder
-from tests.stored_runs import ROWS, store
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -188,33 +185,6 @@ def test_a_run_does_not_go_on_in_another_simulator(run, monkeypatch):
     monkeypatch.setattr(experiment.run_folder, "simulator_packages", lambda: "mujoco 3.3.2")
     with pytest.raises(BadInput, match="now: mujoco"):
         reopen_run(run.folder, run.config, RESUME, 0, None)
-
-
-# on which states it trained
-
-
-@pytest.mark.parametrize(
-    ("states", "key", "of_run", "of_evaluation", "trained"),
-    [
-        ([0, 40], ("libero_spatial", 4, 39), None, None, True),
-        ([0, 40], ("libero_spatial", 4, 40), None, None, False),
-        ([0, 40], ("libero_spatial", 5, 39), None, None, False),
-        ([0, 40], ("libero_goal", 4, 39), None, None, False),
-        ("fresh", ("libero_spatial", 4, 39), None, None, False),
-        ([0, 40], ("libero_spatial", 0, 3), "own.bddl", "./own.bddl", True),
-        ([0, 40], ("libero_spatial", 0, 3), "own.bddl", None, False),
-        ([0, 40], ("libero_spatial", 0, 3), None, "own.bddl", False),
-    ],
-)
-def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
-    tmp_path, states, key, of_run, of_evaluation, trained
-):
-    settings = {"task__task_ids": [0, 4], "task__train_init_states": states, "simulator__bddl_file": of_run}
-    folder = store(tmp_path / "run", ROWS, **settings)
-    suite, task_id, state = key
-    trained_on = read_trained_on(folder / "checkpoints" / "best")
-    assert trained_on.contains(EpisodeKey(suite, task_id, False, state), of_evaluation) is trained
-    assert read_trained_on(tmp_path / "merged") is None  # in no run folder
 
 
 # the end of its time

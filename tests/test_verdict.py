@@ -7,9 +7,9 @@ from experiment.verdict import best_evaluation, changes, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
 
-def judged(folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "01"), **settings):
+def judged(folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "01")):
     """The verdict on a run whose first and last evaluation solved the states with a 1, and one between them all."""
-    store(folder, [evaluation(0), evaluation(200), evaluation(300)], phases__total_steps=300, **settings)
+    store(folder, [evaluation(0), evaluation(200), evaluation(300)], phases__total_steps=300)
     never = "0" * len(greedy[0])
     store_episodes(folder, 0, teacher=greedy[0], greedy=never, sampled=sampled[0])
     store_episodes(folder, 200, greedy="1" * len(greedy[0]))
@@ -39,16 +39,6 @@ def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_p
 
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):
     assert judged(tmp_path, ("1" * 9, "0" * 9), ("0" * 9, "1" * 9)).kind == "worse"
-
-
-@pytest.mark.parametrize(
-    ("last", "advantage", "is_named"),
-    [("00111111", "absolute", True), ("00011111", "absolute", False), ("00111111", "batch", False)],
-)
-def test_above_70_percent_the_advantages_with_a_baseline_are_named(tmp_path, last, advantage, is_named):
-    """Absolute ones have 1 / (1 - success) times their gradient noise."""
-    verdict = judged(tmp_path, ("00000000", last), loss__advantage=advantage)
-    assert any("--advantage batch" in line for line in verdict.lines) == is_named
 
 
 def test_without_two_evaluations_nothing_is_claimed(tmp_path):
