@@ -15,9 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.sections import LossConfig, WarmupTarget
-from rl.optimizer import Statistics
 from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
+
+# What a loss reports of a micro-batch: sums over its decisions, detached, on the policy's device. `rl.update_metrics`
+# says which is a maximum instead, and what becomes of each.
+Statistics = dict[str, Tensor]
 
 # Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
 LOGRATIO_LIMIT = 5.0
@@ -102,8 +105,7 @@ def ppo_statistics(
 ) -> Statistics:
     """What `ppo_loss` reports of a micro-batch, from its surrogate and entropies (B,), ratios and `counted` (B, L).
 
-    Only the loss is weighted. What has no slash in its name does not depend on the advantage. `rl.update` measures it
-    over a sample of all decisions, also of those that the loss leaves out, and makes metrics of it.
+    Only the loss is weighted.
     """
     executed = micro_batch.executed  # (B, A)
     chunk_ratio = chunk_logratio(logprobs, micro_batch.student_logprobs, executed).exp()  # (B, 1)
@@ -115,8 +117,8 @@ def ppo_statistics(
         "train/policy_loss": (micro_batch.weights * surrogate).sum(),
         "train/ratio_mean": (ratio * share).sum(),
         "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
-        "clip_fraction": (is_outside * share).sum(),
-        "entropy": entropies.sum(),
+        "train/clip_fraction": (is_outside * share).sum(),
+        "train/entropy": entropies.sum(),
         "chunk_ratio_error": (chunk_ratio - 1).abs().sum(),
         "token_ratio_error": masked_mean((token_ratio - 1).abs(), executed).sum(),
         "student_kl": kl.masked_fill(micro_batch.by_teacher, 0.0).sum(),

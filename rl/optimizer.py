@@ -1,4 +1,4 @@
-"""An optimizer step: AdamW, the gradient of a minibatch, clipping; and the learning rate that follows KL.
+"""An optimizer step: clipping and AdamW; and the learning rate that follows KL.
 
 Reinforcement learning and supervised training take the same step.
 """
@@ -6,74 +6,17 @@ Reinforcement learning and supervised training take the same step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from configs.sections import UpdateConfig
-from vla.memory import shrink_until_it_fits
-from vla.pass_sizes import pass_sizes
-
-if TYPE_CHECKING:
-    from vla.model import OpenVLAOFT
 
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
 RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
 # RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times 3e-5.
 MAX_LR_GROWTH = 100.0
-
-# Sums over the rows of a micro-batch (maxima where the name ends in _max), on the policy's device, detached.
-Statistics = dict[str, Tensor]
-# Some rows of a minibatch -> their part of the minibatch's loss, (), and statistics.
-LossOfRows = Callable[[slice], tuple[Tensor, Statistics]]
-
-
-class Trainable(Protocol):
-    """What passes of a `Policy` and of a whole network (`workshop.whole_network`) have in common."""
-
-    few_sizes: bool  # whether passes of many different sizes are slow
-
-    @property
-    def network(self) -> OpenVLAOFT: ...
-
-
-def accumulate_gradient(
-    policy: Trainable,
-    optimizer: torch.optim.Optimizer,
-    num_rows: int,
-    loss: LossOfRows,
-    micro_batch_size: int,
-) -> tuple[int, list[Statistics]]:
-    """Compute the gradient of a minibatch of `num_rows` rows, a micro-batch at a time.
-
-    If memory runs out, the minibatch starts again with a smaller micro-batch. Returns the size that fits, and the
-    statistics of each micro-batch. Raises BadInput when even the smallest does not fit.
-    """
-
-    def accumulate(size_to_try: int) -> list[Statistics]:
-        optimizer.zero_grad(set_to_none=True)  # what a first try has added
-        statistics: list[Statistics] = []
-        start = 0
-        for size in pass_sizes(num_rows, size_to_try, policy.few_sizes):
-            statistics.append(add_gradient(loss, slice(start, start + size)))
-            start += size
-        return statistics
-
-    return shrink_until_it_fits(policy.network, micro_batch_size, accumulate, learns=True)
-
-
-def add_gradient(loss: LossOfRows, rows: slice) -> Statistics:
-    """Add the gradient of a micro-batch's part of the loss. Returns the micro-batch's statistics.
-
-    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
-    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
-    """
-    part_of_loss, statistics = loss(rows)
-    part_of_loss.backward()
-    return statistics
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:

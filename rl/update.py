@@ -1,16 +1,25 @@
-"""One update: epochs of minibatches over a rollout.
+"""One update: epochs of optimizer steps on the decisions of a rollout.
 
-The gradient of a minibatch is accumulated over micro-batches, and equals that of the whole minibatch computed at once.
-A row is active if it can contribute a gradient (`rows_that_learn`). Inactive rows are not computed.
+The path of a gradient: `update` deals the decisions of each epoch into minibatches; `run_epoch` takes an optimizer step
+on each; `accumulate_gradient` divides a minibatch into micro-batches that fit into memory; `add_gradient` computes the
+gradient of one of them, and `Objective.loss` its loss, by the formulas in rl/losses.py.
+
+A decision is active if it can contribute a gradient (`active_decisions`); the others are not computed.
+
+What bounds how far one update moves the policy:
+  clip_low, clip_high   once a token's probability has changed by this share in the direction that its advantage asks
+                        for, the token has no gradient any more (rl/losses.py)
+  max_grad_norm         the gradient of each step is scaled down to this norm; a broken one is skipped (rl/optimizer.py)
+  desired_kl            the learning rate of the next update follows the KL that this one has measured (`follow_kl`)
+Nothing ends an update early: it takes all its epochs.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,23 +27,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig
-from configs.sections import LossConfig, UpdateConfig, WarmupTarget
+from configs.sections import LossConfig, UpdateConfig
 from rl.critic import Critic
 from rl.lessons import draw, remember
-from rl.losses import SOFT_TEMPERATURE, distillation_loss, policy_advantages, ppo_loss
-from rl.optimizer import (
-    Statistics,
-    accumulate_gradient,
-    follow_kl,
-    optimizer_step,
-    rl_learning_rate,
-)
+from rl.losses import SOFT_TEMPERATURE, Statistics, distillation_loss, policy_advantages, ppo_loss
+from rl.optimizer import follow_kl, optimizer_step, rl_learning_rate
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.teacher import TeacherMode
 from rl.trajectory import Batch
 from rl.update_metrics import (
+    MEASURED_AFTERWARDS,
     check_diverged,
     check_first_ratios,
     mean_statistics,
@@ -43,12 +47,11 @@ from rl.update_metrics import (
     student_kl,
     sum_statistics,
 )
+from vla.memory import shrink_until_it_fits
+from vla.pass_sizes import pass_sizes
 
 if TYPE_CHECKING:
     from vla.policy import Policy
-
-# Of some rows -> their loss, summed, (), and statistics.
-Loss = Callable[[Batch], tuple[Tensor, Statistics]]
 
 SAMPLE_SIZE = 256  # decisions of the whole rollout, active or not, on which an update is measured at its end
 
@@ -74,6 +77,32 @@ def make_learner(
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
+@dataclass(frozen=True)
+class Objective:
+    """What an update minimises, with all that its loss needs."""
+
+    policy: Policy
+    phase: PhaseState
+    config: TrainConfig
+
+    def loss(self, decisions: Batch) -> tuple[Tensor, Statistics]:
+        """The sum of the decisions' losses, (), and statistics: imitation in the warmup, PPO afterwards."""
+        logits = self.policy.chunk_logits(decisions.observations, decisions.kept)
+        if self.phase.distils:
+            return distillation_loss(logits, decisions, self.config.phases.warmup_target)
+        temperature = self.config.rollout.temperature
+        logprobs = self.policy.token_logprobs(logits, decisions.tokens, temperature)
+        return ppo_loss(logits, logprobs, decisions, self.config.loss, temperature)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The decisions of one optimizer step."""
+
+    active: Batch  # those that are computed
+    size: int  # the number of all its decisions, over which the loss is a mean
+
+
 @dataclass
 class Progress:
     """What the epochs of an update have done so far."""
@@ -95,96 +124,92 @@ def update(
 ) -> dict[str, float]:
     """Minimise the phase's loss in epochs, and return the update's metrics. Raises BadInput if training has diverged.
 
-    The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
-    A minibatch without active rows takes no step. Every rank computes a slice of each minibatch, which may be empty.
+    The loss is divided by the minibatch's size including inactive decisions, so skipping them does not change the
+    gradient. Every rank holds the whole batch, and computes a slice of each minibatch, which may be empty.
     """
     started = time.perf_counter()
-    optimizer = learner.optimizer
     settings = config.update
-    loss = choose_loss(learner.policy, phase, config)
-    optimizer.param_groups[0]["lr"] = learning_rate(optimizer, settings, phase)
-    active = rows_that_learn(batch, phase, config.loss)
-    batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
+    optimizer = learner.optimizer
+    learning_rate = float(settings.warmup_lr) if phase.distils else rl_learning_rate(optimizer, settings.lr)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    objective = Objective(learner.policy, phase, config)
+    num_decisions = len(batch)
+    batch = prepare_batch(
+        learner, batch, phase, config
+    )  # in the warmup perhaps with those of earlier rollouts
     progress = Progress(int(settings.micro_batch_size))
     for epoch in range(number_of_epochs(settings, phase)):
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
-        rows_of_epoch = draw(batch, len(active), generator)
-        minibatches = draw_minibatches(rows_of_epoch, active, settings.batch_size, generator)
-        norms = run_epoch(learner, minibatches, loss, settings.max_grad_norm, progress, on_decisions)
+        decisions = draw(batch, num_decisions, generator)
+        active = active_decisions(decisions, phase, config.loss)
+        minibatches = draw_minibatches(
+            decisions, active, settings.batch_size, generator, learner.policy.device
+        )
+        norms = run_epoch(learner, objective, minibatches, progress, on_decisions)
         check_diverged(norms, update_index)
 
     learner.ranks.check_same_parameters(optimizer.param_groups[0]["params"])
     metrics = progress.first_ratios | mean_statistics(progress.sums)
     metrics |= step_metrics(progress.gradient_norms, settings.max_grad_norm)
-    metrics["train/lr"] = optimizer.param_groups[0]["lr"]
+    metrics["train/lr"] = learning_rate
     if not phase.distils:
         generator = torch_generator(config.run.seed, "statistics", update_index)
-        metrics |= measure_sample(learner.ranks, batch, loss, progress.micro_batch_size, generator)
+        metrics |= measure_sample(objective, batch, progress.micro_batch_size, generator, learner.ranks)
     if phase.phase is Phase.RL and progress.gradient_norms:
         follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
     metrics["train/time_s"] = time.perf_counter() - started
     return metrics
 
 
-def choose_loss(policy: Policy, phase: PhaseState, config: TrainConfig) -> Loss:
-    """The loss that an update of the phase minimises, as a function of a micro-batch."""
-    if phase.distils:
-        return partial(imitation, policy, config.phases.warmup_target)
-    return partial(reinforcement, policy, config.loss, config.rollout.temperature)
+def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
+    """The passes of an update over its decisions."""
+    return int(settings.warmup_epochs) if phase.distils else settings.n_epochs
 
 
-def imitation(policy: Policy, target: WarmupTarget, micro_batch: Batch) -> tuple[Tensor, Statistics]:
-    """The loss of the warmup."""
-    if target == "soft":
-        # Before the student's pass, because none may run between that and its backward pass (`vla.cuda_graphs`).
-        with torch.no_grad():
-            logits = policy.teacher_logits(micro_batch.observations, micro_batch.kept)
-        micro_batch = replace(micro_batch, teacher_logprobs=F.log_softmax(logits / SOFT_TEMPERATURE, dim=-1))
-    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
-    return distillation_loss(logits, micro_batch, target)
+def active_decisions(batch: Batch, phase: PhaseState, config: LossConfig) -> Tensor:
+    """Which decisions are active, (N,) bool: all of them, unless PPO's surrogate is the only term of the loss."""
+    if phase.distils or config.kl_coef > 0 or config.entropy_coef > 0:
+        return torch.ones(len(batch), dtype=torch.bool)
+    return policy_advantages(batch) != 0
 
 
-def reinforcement(
-    policy: Policy, config: LossConfig, temperature: float, micro_batch: Batch
-) -> tuple[Tensor, Statistics]:
-    """PPO's loss. temperature: the student's when it sampled."""
-    logits = policy.chunk_logits(micro_batch.observations, micro_batch.kept)
-    logprobs = policy.token_logprobs(logits, micro_batch.tokens, temperature)
-    return ppo_loss(logits, logprobs, micro_batch, config, temperature)
+def draw_minibatches(
+    batch: Batch, active: Tensor, batch_size: int, generator: torch.Generator, device: torch.device
+) -> list[Minibatch]:
+    """Deal all decisions into random minibatches, and put the active ones on the device. active (N,) bool.
+
+    The minibatches are equal parts of the batch, of at most `batch_size` decisions: a remainder of a few would take a
+    whole optimizer step, too, and Adam's steps are as long for a noisy gradient. The active decisions of the epoch are
+    moved at once, and the minibatches are views of them, so that taking one does not make the CPU wait for the GPU.
+    """
+    num_minibatches = math.ceil(len(batch) / batch_size)
+    minibatches = torch.randperm(len(batch), generator=generator).tensor_split(num_minibatches)
+    active_rows = [rows[active[rows]] for rows in minibatches]
+    parts = batch[torch.cat(active_rows)].to(device).split([len(rows) for rows in active_rows])
+    return [Minibatch(part, len(rows)) for part, rows in zip(parts, minibatches, strict=True)]
 
 
 def run_epoch(
     learner: Learner,
-    minibatches: Iterable[tuple[Batch, int]],
-    loss: Loss,
-    max_grad_norm: float,
+    objective: Objective,
+    minibatches: Sequence[Minibatch],
     progress: Progress,
     on_decisions: Callable[[int], None],
 ) -> list[float]:
-    """Take an optimizer step on each minibatch that has active rows, update `progress`, and return the gradient norms.
-
-    minibatches: see `draw_minibatches`.
-    """
-    ranks = learner.ranks
+    """Take an optimizer step on each minibatch, update `progress`, and return the gradient norms of the steps."""
     optimizer = learner.optimizer
+    ranks = learner.ranks
     statistics: list[Statistics] = []
     norms: list[Tensor] = []
-    for minibatch, size in minibatches:
-        on_decisions(size)
-        if len(minibatch) == 0:  # a step would still apply momentum and weight decay
+    for minibatch in minibatches:
+        on_decisions(minibatch.size)
+        if len(minibatch.active) == 0:  # a step would still apply momentum and weight decay
             continue
-        rows_of_rank = minibatch[ranks.rank :: ranks.size]
-        progress.micro_batch_size, minibatch_statistics = accumulate_gradient(
-            learner.policy,
-            optimizer,
-            len(rows_of_rank),
-            partial(part_of_loss, loss, rows_of_rank, size),
-            progress.micro_batch_size,
-        )
+        minibatch_statistics = accumulate_gradient(learner, objective, minibatch, progress)
         if not norms and not progress.gradient_norms:  # no step was taken yet
             progress.first_ratios = check_first_ratios(sum_statistics(minibatch_statistics, ranks))
         ranks.sum_gradients(optimizer.param_groups[0]["params"])
-        norms.append(optimizer_step(optimizer, max_grad_norm))
+        norms.append(optimizer_step(optimizer, objective.config.update.max_grad_norm))
         optimizer.zero_grad(set_to_none=True)
         statistics += minibatch_statistics
     sums = sum_statistics(statistics, ranks)  # here the CPU waits for the GPU
@@ -194,42 +219,53 @@ def run_epoch(
     return norms_of_epoch
 
 
-def part_of_loss(loss: Loss, minibatch: Batch, size: int, rows: slice) -> tuple[Tensor, Statistics]:
-    """The part of a minibatch's mean loss that comes from some of its rows. `size` counts inactive rows, too."""
-    micro_batch = minibatch[rows]
-    loss_sum, statistics = loss(micro_batch)
-    return loss_sum / size, statistics | {"decisions": loss_sum.new_full((), len(micro_batch))}
+def accumulate_gradient(
+    learner: Learner, objective: Objective, minibatch: Minibatch, progress: Progress
+) -> list[Statistics]:
+    """Compute this rank's part of the gradient of a minibatch. Returns the statistics of each micro-batch.
+
+    If memory runs out, the minibatch starts again with smaller micro-batches. Raises BadInput when even the smallest
+    does not fit.
+    """
+    policy = learner.policy
+    decisions = minibatch.active[learner.ranks.rank :: learner.ranks.size]
+
+    def accumulate(micro_batch_size: int) -> list[Statistics]:
+        learner.optimizer.zero_grad(set_to_none=True)  # what a first try has added
+        sizes = pass_sizes(len(decisions), micro_batch_size, policy.few_sizes)
+        return [add_gradient(objective, part, minibatch.size) for part in decisions.split(sizes)]
+
+    progress.micro_batch_size, statistics = shrink_until_it_fits(
+        policy.network, progress.micro_batch_size, accumulate, learns=True
+    )
+    return statistics
 
 
-def learning_rate(optimizer: torch.optim.Optimizer, settings: UpdateConfig, phase: PhaseState) -> float:
-    """The learning rate of an update. Imitation tolerates larger steps than RL, so the warmup may have its own."""
-    if phase.distils:
-        return float(settings.warmup_lr)
-    return rl_learning_rate(optimizer, settings.lr)
+def add_gradient(objective: Objective, micro_batch: Batch, minibatch_size: int) -> Statistics:
+    """Add the gradient of a micro-batch's part of the minibatch's mean loss. Returns the micro-batch's statistics.
 
-
-def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
-    """The passes of an update over its decisions."""
-    return int(settings.warmup_epochs) if phase.distils else settings.n_epochs
-
-
-def rows_that_learn(batch: Batch, phase: PhaseState, config: LossConfig) -> Tensor:
-    """Which rows are active: (N,) bool, False for rows that cannot contribute a gradient, which are not computed."""
-    if phase.distils or config.kl_coef > 0 or config.entropy_coef > 0:
-        return torch.ones(len(batch), dtype=torch.bool)
-    return policy_advantages(batch) != 0
+    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
+    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
+    """
+    loss_sum, statistics = objective.loss(micro_batch)
+    (loss_sum / minibatch_size).backward()
+    return statistics | {"decisions": loss_sum.new_full((), len(micro_batch))}
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
     """Add to the batch what its loss needs of the teacher, tokens or log-probs, and earlier rollouts of the warmup."""
     micro_batch_size = int(config.update.micro_batch_size)
     if phase.needs_teacher_labels:
-        tokens = ask_teacher(learner, batch, micro_batch_size)
-        return remember(learner.lessons, replace(batch, tokens=tokens))
-    learner.lessons.clear()
+        batch = replace(batch, tokens=ask_teacher(learner, batch, micro_batch_size))
+    if phase.distils and config.phases.warmup_target == "soft":
+        logprobs = ask_teacher(learner, batch, micro_batch_size, SOFT_TEMPERATURE)
+        batch = replace(batch, teacher_logprobs=logprobs)
     if config.loss.kl_coef > 0 and not phase.distils:
         logprobs = ask_teacher(learner, batch, micro_batch_size, config.rollout.temperature)
         batch = replace(batch, teacher_logprobs=logprobs)
+    if phase.needs_teacher_labels:
+        return remember(learner.lessons, batch)
+    learner.lessons.clear()
     return batch
 
 
@@ -252,36 +288,20 @@ def ask_teacher(
     return learner.ranks.join_rows(torch.cat(answers), len(batch))
 
 
-def draw_minibatches(
-    batch: Batch, active: Tensor, batch_size: int, generator: torch.Generator
-) -> Iterator[tuple[Batch, int]]:
-    """Deal all rows into random minibatches. Yields each one's active rows, and its size with the inactive ones.
-
-    The minibatches are equal parts of the rows, of at most `batch_size`: a remainder of a few rows would take a whole
-    optimizer step, too, and Adam's steps are as long for a noisy gradient. The rows of the whole epoch are gathered at
-    once. The minibatches are views of them, so that taking one does not make the CPU wait for the GPU.
-    """
-    num_minibatches = math.ceil(len(batch) / batch_size)
-    minibatches = torch.randperm(len(batch), generator=generator).tensor_split(num_minibatches)
-    active_rows = [rows[active[rows]] for rows in minibatches]
-    parts = batch[torch.cat(active_rows)].split([len(rows) for rows in active_rows])
-    return zip(parts, map(len, minibatches), strict=True)
-
-
 @torch.no_grad()
 def measure_sample(
-    ranks: Ranks, batch: Batch, loss: Loss, micro_batch_size: int, generator: torch.Generator
+    objective: Objective, batch: Batch, micro_batch_size: int, generator: torch.Generator, ranks: Ranks
 ) -> dict[str, float]:
-    """Measure entropy, clip fraction and KL of the updated policy, over rows drawn from the whole rollout.
+    """Measure entropy, clip fraction and KL of the updated policy, over decisions drawn from the whole rollout.
 
-    Inactive rows count too, so that kinds of advantage can be compared. The KL is that of the student's own decisions,
-    and is left out if none was drawn. The share of advantages that are 0 is of all rows.
+    Inactive ones count too, so that kinds of advantage can be compared. The KL is that of the student's own decisions,
+    and is left out if none was drawn. The share of advantages that are 0 is of all decisions.
     """
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
-    rows_of_rank = batch[rows[ranks.rank :: ranks.size]]
-    statistics = [loss(micro_batch)[1] for micro_batch in rows_of_rank.split(micro_batch_size)]
+    decisions = batch[rows[ranks.rank :: ranks.size]].to(objective.policy.device)
+    statistics = [objective.loss(micro_batch)[1] for micro_batch in decisions.split(micro_batch_size)]
     sums = sum_statistics(statistics, ranks)
-    metrics = {f"train/{name}": sums[name] / len(rows) for name in ("entropy", "clip_fraction")}
+    metrics = {name: sums[name] / len(rows) for name in MEASURED_AFTERWARDS}
     metrics["train/zero_advantage_fraction"] = (policy_advantages(batch) == 0).float().mean().item()
     kl = student_kl(sums)
     return metrics if kl is None else metrics | {"train/approx_kl": kl}

@@ -8,8 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from contracts import BadInput, SelfCheckError
-from rl.optimizer import Statistics
+from rl.losses import Statistics
 from rl.ranks import Ranks
+
+# What becomes of the statistics of `rl.losses`. All are sums over decisions, except for these, whose largest counts:
+MAXIMA = ("train/ratio_max",)
+# Means over the active decisions of all epochs, while the policy changes:
+MEANS_DURING_UPDATE = (
+    "distill/loss",
+    "distill/accuracy",
+    "train/policy_loss",
+    "train/ratio_mean",
+    "train/teacher_kl",
+)
+# Means over a sample of all decisions once the update is done (`rl.update.measure_sample`):
+MEASURED_AFTERWARDS = ("train/entropy", "train/clip_fraction")
 
 SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
 # Limits of the mean |ratio - 1| before any optimizer step, of chunks and of tokens. In a chunk the errors of its
@@ -37,11 +50,11 @@ def sum_statistics(statistics: Sequence[Statistics], ranks: Ranks) -> dict[str, 
 
 
 def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Merge the statistics of several parts: sums are added; of those whose names end in _max the largest counts."""
+    """Merge the statistics of several parts."""
     whole: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
-            if name.endswith("_max"):
+            if name in MAXIMA:
                 whole[name] = max(whole.get(name, value), value)
             else:
                 whole[name] = whole.get(name, 0.0) + value
@@ -49,16 +62,11 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
-    """Turn an update's sums into means over its active decisions; empty if there were none.
-
-    Those without a slash in their name are left out: `measure_sample` makes metrics of them, over a sample.
-    """
-    decisions = statistics.get("decisions", 0)
-    return {
-        name: value if name.endswith("_max") else value / decisions
-        for name, value in statistics.items()
-        if "/" in name
+    """The metrics of an update's active decisions; none if there were none."""
+    means = {
+        name: statistics[name] / statistics["decisions"] for name in MEANS_DURING_UPDATE if name in statistics
     }
+    return means | {name: statistics[name] for name in MAXIMA if name in statistics}
 
 
 def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[str, float]:

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from configs.config import TrainConfig
+from configs.config import TrainConfig, changed
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
-from rl.losses import approx_kl, distillation_loss
+from rl.losses import approx_kl
 from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at
 from rl.teacher import settle_warmup
-from rl.update import Learner, draw_minibatches, imitation, prepare_batch, update
+from rl.update import Learner, draw_minibatches, prepare_batch, update
 from tests.fakes import (
     FIRST_ACTION_TOKEN,
     FakePolicy,
@@ -136,7 +136,7 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
     batch = replace(batch, weights=trajectory_weights(batch))
     policy.rows_run = 0
     without, rows_run = gradients(policy, batch, **settings), policy.rows_run
-    monkeypatch.setattr("rl.update.rows_that_learn", lambda *_: torch.ones(N, dtype=torch.bool))
+    monkeypatch.setattr("rl.update.active_decisions", lambda *_: torch.ones(N, dtype=torch.bool))
     with_all = gradients(policy, batch, **settings)
     run = [g for g in with_all if g.any()]  # minibatches of zeros only take no step
     assert len(without) == len(run) > 0
@@ -145,25 +145,19 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
         assert torch.equal(a, b)
 
 
-def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(policy, batch):
+@pytest.mark.parametrize(
+    ("settings", "phase", "temperature"),
+    [({"kl_coef": 0.1, "temperature": 1.6}, RL, 1.6), ({"warmup_target": "soft"}, WARMUP, 0.3)],
+)
+def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_micro_batch(
+    policy, batch, settings, phase, temperature
+):
     with policy.teacher():
-        expected = (policy.chunk_logits(batch.observations) / 1.6).log_softmax(-1)
+        expected = (policy.chunk_logits(batch.observations) / temperature).log_softmax(-1)
     for size in (1, 3, N):
-        config = TrainConfig(
-            loss=LossConfig(kl_coef=0.1),
-            rollout=RolloutConfig(temperature=1.6),
-            update=UpdateConfig(micro_batch_size=size),
-        )
-        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
+        config = changed(TrainConfig(), micro_batch_size=size, **settings)
+        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase, config)
         assert torch.equal(prepared.teacher_logprobs, expected)
-
-
-def test_a_soft_target_is_the_teachers_distribution_at_a_low_temperature(policy, batch):
-    with policy.teacher():
-        teachers_logits = policy.chunk_logits(batch.observations)
-    labelled = replace(batch, teacher_logprobs=(teachers_logits / 0.3).log_softmax(-1))
-    expected, _ = distillation_loss(policy.chunk_logits(batch.observations), labelled, "soft")
-    assert torch.equal(imitation(policy, "soft", batch)[0], expected)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "median"])
@@ -202,9 +196,9 @@ def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
     active = ADVANTAGES != 0
     for batch_size, sizes in ((7, [4, 4]), (3, [3, 3, 2]), (N, [N])):
         generator = torch.Generator().manual_seed(0)
-        minibatches = list(draw_minibatches(batch, active, batch_size, generator))
-        assert [size for _, size in minibatches] == sizes
-        rows = torch.cat([minibatch.student_logprobs for minibatch, _ in minibatches])
+        minibatches = draw_minibatches(batch, active, batch_size, generator, policy.device)
+        assert [minibatch.size for minibatch in minibatches] == sizes
+        rows = torch.cat([minibatch.active.student_logprobs for minibatch in minibatches])
         assert sorted(rows.tolist()) == sorted(batch.student_logprobs[active].tolist())
 
 

@@ -24,10 +24,11 @@ from contracts import BadInput, Observation, unfinished_folder, write_json
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
-from rl.optimizer import Statistics, accumulate_gradient, optimizer_step
+from rl.optimizer import optimizer_step
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
-from vla.memory import plan_update
+from vla.memory import plan_update, shrink_until_it_fits
+from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment_observations
@@ -171,14 +172,18 @@ def training_step(
     when nothing fits into memory.
     """
 
-    def loss_of_rows(rows: slice) -> tuple[Tensor, Statistics]:
-        part = frames[rows]
-        share = len(part) / len(frames)
-        mean_loss, accuracy = loss(policy, part.observations, part.targets)
-        return share * mean_loss, {"loss": share * mean_loss.detach(), "accuracy": share * accuracy}
+    def accumulate(size_to_try: int) -> list[dict[str, Tensor]]:
+        optimizer.zero_grad(set_to_none=True)  # what a first try has added
+        statistics = []
+        start = 0
+        for size in pass_sizes(len(frames), size_to_try, policy.few_sizes):
+            part = frames[start : start + size]
+            statistics.append(add_gradient(loss, policy, part, size / len(frames)))
+            start += size
+        return statistics
 
-    size_that_fits, statistics = accumulate_gradient(
-        policy, optimizer, len(frames), loss_of_rows, micro_batch_size
+    size_that_fits, statistics = shrink_until_it_fits(
+        policy.network, micro_batch_size, accumulate, learns=True
     )
     norm = optimizer_step(optimizer, MAX_GRAD_NORM).item()
     optimizer.zero_grad(set_to_none=True)
@@ -186,6 +191,16 @@ def training_step(
         raise BadInput("the training has diverged: a gradient is not finite, or enormous; lower --lr")
     metrics = {name: sum(part[name].item() for part in statistics) for name in ("loss", "accuracy")}
     return size_that_fits, metrics | {"grad_norm": norm}
+
+
+def add_gradient(loss: Loss, policy: Student, frames: Frames, share: float) -> dict[str, Tensor]:
+    """Add the gradient of some frames' share of the loss, and return what they add to loss and accuracy.
+
+    The autograd graph ends with this function, as `vla.cuda_graphs` needs it.
+    """
+    mean_loss, accuracy = loss(policy, frames.observations, frames.targets)
+    (share * mean_loss).backward()
+    return {"loss": share * mean_loss.detach(), "accuracy": share * accuracy}
 
 
 @torch.no_grad()
