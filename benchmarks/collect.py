@@ -73,6 +73,7 @@ def collect_run(folder: Path) -> dict[str, object]:
         "argv": description["argv"],
         "commit": description["git"].get("commit"),
         "machine": description["machine"],
+        "world": f"{description['simulator']}, assets {description['looks']}",
         "updates": {name: [rounded(row.get(name)) for row in updates] for name in fields},
         "evaluations": [
             {"global_step": step, "successes": successes_by_player(json.loads(path.read_text()))}
@@ -96,6 +97,7 @@ def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
         "argv": results["provenance"]["argv"],
         "commit": results["provenance"]["git"].get("commit"),
         "machine": results["provenance"]["machine"],
+        "world": f"{results['settings']['simulator']}, assets {results['settings']['assets']}",
         "successes": successes_by_player(results),
     }
 

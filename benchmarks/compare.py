@@ -32,6 +32,7 @@ from scipy.stats import ttest_rel
 
 from benchmarks.collect import share
 from command_line import main_guard, parse_flags
+from contracts import BadInput
 from experiment.statistics import compare
 
 MODES = {"sample": "sampled", "greedy": "greedy"}  # of eval.py -> its name in tables
@@ -54,6 +55,9 @@ class Args:
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.compare", description=__doc__)
     experiments = [json.loads(path.read_text()) for path in args.files]
+    worlds = {part["world"] for each in experiments for part in (*each["runs"], *each["results"])}
+    if len(worlds) > 1:
+        raise BadInput(f"the successes are of several simulators or assets: {'; '.join(sorted(worlds))}")
     if len(experiments) == 1:
         print_start_and_end(experiments[0])
     else:

@@ -110,10 +110,13 @@ def end_file(output: Path) -> Path:
 
 
 def training(output: Path, flags: str) -> list[str]:
-    """The program that trains a run, or what it still lacks."""
+    """The program that trains a run, or what it still lacks. Raises BadInput if its folder has another run."""
+    command = f"train_grpo.py {flags} --output {output} --wandb-mode disabled"
     stored = read_stored(output)
     if stored is None:
-        return [f"train_grpo.py {flags} --output {output} --wandb-mode disabled"]
+        return [command]
+    if stored.description["argv"] != shlex.split(command)[1:]:
+        raise BadInput(f"{stored.folder} was trained by other flags: name another variant or another OUT")
     return [] if stored.is_finished else [f"train_grpo.py --resume {stored.folder}"]
 
 

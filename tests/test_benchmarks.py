@@ -1,6 +1,7 @@
 """The programs in benchmarks/: what needs a GPU says so in one line, and variants are trained and played once."""
 
 import json
+import shlex
 import signal
 from dataclasses import asdict
 from importlib import import_module
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import seeds
+from benchmarks import compare, seeds
 from configs.config import changed
 from configs.presets import PRESETS
 from contracts import BadInput
@@ -43,7 +44,7 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
                 folder = Path(command.split("--output ")[1].split()[0]) / "run"
                 folder.mkdir(parents=True)
                 config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
-                description = {"config": asdict(config), **provenance([])}
+                description = {"config": asdict(config), **provenance(shlex.split(command)[1:])}
                 (folder / "config.json").write_text(json.dumps(description))
                 (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/greedy_success": 1.0}\n')
 
@@ -61,3 +62,13 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
     programs.clear()
     seeds.main(flags)
     assert all(one.startswith("eval.py") for one in programs)
+    with pytest.raises(BadInput, match="other flags"):
+        seeds.main([flags[0], "a --preset tiny --lr 2"])
+
+
+def test_successes_of_two_simulators_are_not_compared(tmp_path):
+    files = [tmp_path / "base.json", tmp_path / "other.json"]
+    for file in files:
+        file.write_text(json.dumps({"runs": [{"world": f"mujoco of {file.stem}"}], "results": []}))
+    with pytest.raises(BadInput, match="mujoco of base; mujoco of other"):
+        compare.main([str(file) for file in files])
