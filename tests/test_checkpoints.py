@@ -106,11 +106,9 @@ def test_what_was_just_written_latest_and_best_are_kept_whatever_other_steps_the
     for step in (8, 16, 500, 1000):
         save(checkpoints, learner, step)
     write_pointer(checkpoints / BEST, checkpoints / "step_500")
-    for step, kept in ((12, ["step_12", "step_500"]), (20, ["step_20", "step_500"])):
-        folder = save(checkpoints, learner, step, keep=1)
-        assert sorted(path.name for path in checkpoints.glob("step_*")) == kept
-        assert latest_checkpoint(checkpoints.parent) == folder
-        load_checkpoint(folder, untrained())
+    folder = save(checkpoints, learner, 12, keep=1)
+    assert sorted(path.name for path in checkpoints.glob("step_*")) == ["step_12", "step_500"]
+    assert latest_checkpoint(checkpoints.parent) == folder
 
 
 class Payload:
@@ -137,22 +135,14 @@ def test_foreign_cut_and_missing_trainer_files_are_refused_in_one_line(checkpoin
     is_refused()
 
 
-def two_episodes() -> Rollout:
-    return Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
-
-
-def test_an_update_is_counted_with_its_env_steps_and_successes_by_task():
+def test_an_update_is_counted_with_its_env_steps_successes_by_task_and_signal():
     state = TrainerState(global_step=10, update=4)
-    rollout = two_episodes()
+    rollout = Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, 1.0, errors=0)
     state.count_update(rollout, steps_taken=1)
     assert (state.global_step, state.update) == (10 + rollout.env_steps, 5)
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
-
-
-def test_updates_without_signal_are_counted_in_a_row():
-    state = TrainerState()
     counts = []
     for steps_taken in (0, 0, 1, 0):
-        state.count_update(two_episodes(), steps_taken)
+        state.count_update(rollout, steps_taken)
         counts.append(state.updates_without_signal)
-    assert counts == [1, 2, 0, 1]
+    assert counts == [1, 2, 0, 1]  # in a row

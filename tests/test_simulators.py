@@ -43,15 +43,12 @@ def machine(monkeypatch):
 @pytest.mark.parametrize(
     ("ranks", "cores", "main", "gpu", "device", "renderer", "num_envs"),
     [
-        (1, 16, 1000, 1000, GPU, NVIDIA, 16),
         (1, 16, 1000, 1000, CPU, MESA, 17),  # one more beside a policy on the CPU
         (1, 16, 12, 1000, GPU, NVIDIA, 5),  # half of the free memory, 1.2 GiB each
         (1, 16, 1000, 8.4, GPU, NVIDIA, 7),  # a card of 24 GB with the 7B; 0.55 GiB each
         (1, 16, 1, 0.1, GPU, NVIDIA, 1),  # fewer there cannot be; a warning says so
         (1, 16, 1000, 1.1, GPU, MESA, 16),  # GPU memory counts only where simulators render on the GPU
-        (1, 16, 1000, 1.1, CPU, NVIDIA, 17),
         (4, 16, 1000, 1000, GPU, NVIDIA, 4),  # ranks share cores and main memory
-        (4, 64, 48, 1000, GPU, NVIDIA, 5),
         (4, 64, 1000, 8.4, GPU, NVIDIA, 7),  # but not their GPUs
     ],
 )

@@ -36,20 +36,12 @@ class FakeRun:
     url = "https://wandb.ai/me/my-project/runs/fake-id"
 
     def __init__(self, failing: str | None = None):
-        self.rows = []
-        self.step_metrics = {}
-        self.exit_code = None
+        self.told = []
+        self.define_metric = lambda name, step_metric: self.told.append((name, step_metric))
+        self.log = self.told.append
+        self.finish = lambda exit_code: self.told.append(exit_code)
         if failing is not None:
             setattr(self, failing, broken)
-
-    def define_metric(self, name, step_metric=None):
-        self.step_metrics[name] = step_metric
-
-    def log(self, row):
-        self.rows.append(row)
-
-    def finish(self, exit_code):
-        self.exit_code = exit_code
 
 
 @pytest.mark.parametrize("failing", ["init", "define_metric", "log", "finish"])
@@ -86,8 +78,7 @@ def test_records_go_through_and_a_resumed_run_keeps_its_id(monkeypatch, tmp_path
     assert (arguments["id"], arguments["config"], arguments["dir"]) == (None, {"seed": 0}, tmp_path)
     log.log({"global_step": 5, "rollout/success_rate": 0.5})
     log.finish(exit_code=1)
-    assert (run.rows, run.exit_code) == ([{"global_step": 5, "rollout/success_rate": 0.5}], 1)
-    assert run.step_metrics["*"] == "global_step"
+    assert run.told == [("*", "global_step"), {"global_step": 5, "rollout/success_rate": 0.5}, 1]
     open_log(tmp_path, run_id="fake-id")
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 

@@ -45,7 +45,6 @@ def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke
         (["--checkpoint", str(tmp_path / "nothing")], str(tmp_path / "nothing")),
         (["--checkpoint", str(truncated)], "model.safetensors"),
         (["--unnorm-key", "bridge_orig"], "libero_spatial_no_noops"),
-        (["--no-allow-zero-baseline"], "--allow-zero-baseline"),  # its token head has random weights
         (["--train-init-states", "0", "41"], "--train-init-states"),
     ):
         assert named in refused(*smoke, "--output", str(runs), *flags)
