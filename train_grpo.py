@@ -8,10 +8,10 @@
 `train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
 The program is named after GRPO, which is PPO with --advantage group.
 
-Teacher and student. The teacher is frozen: the pretrained policy before any training, played greedily, or the
-checkpoint's L1 head, which predicts continuous actions (--teacher can name another policy). The student is the
-pretrained network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its
-log-probabilities at the same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
+Teacher and student. The teacher is frozen: the policy before any training, played greedily or by the medians of its
+token distributions, or the checkpoint's L1 head, which predicts continuous actions (--teacher). The student is the same
+network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its log-probabilities at the
+same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
 
 Phases. The phase depends only on the number of env steps played, never on the success rate. A run stops after the
 warmup if the student succeeds far less often than the teacher.

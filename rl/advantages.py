@@ -53,6 +53,9 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
     """The advantages (N,) computed from returns alone, without a critic; those of a trajectory's decisions are equal.
 
     absolute: the trajectory's return. Failed episodes have advantage 0, so they give no gradient and cost no compute.
+    It is the default because it is the guide's (configs/presets.py), needs neither groups nor a baseline, and is never
+    negative: negative advantages are what can make a policy collapse. Its price: at a success rate p the gradient has
+    1 / (1 - p) times the noise of one with a mean baseline, 4 times at 75 %.
     group (GRPO) and batch: the trajectory's return compared with those of other trajectories.
     """
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (M,)

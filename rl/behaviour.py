@@ -117,7 +117,13 @@ def _decide_as(
 def student_logprobs(
     policy: Policy, observations: Sequence[Observation], acted: Acted, temperature: float
 ) -> list[torch.Tensor]:
-    """The student's log-probs (A,) of the tokens that the teacher chose: the denominators of PPO's ratios."""
+    """The student's log-probs (A,) of the tokens that the teacher chose: the denominators of PPO's ratios.
+
+    PPO's ratio is that of the new student to the old one for the teacher's tokens, too. So it is 1 at first, and the
+    clip bounds by how much one update changes the student. With the teacher's probability of its own token, which is 1,
+    the ratio would be the student's probability: decisions that the student has yet to learn would hardly count.
+    The price is a gradient that is biased towards the teacher, on purpose.
+    """
     logits = policy.chunk_logits(observations, acted.kept)
     return list(policy.token_logprobs(logits, acted.tokens.to(logits.device), temperature).cpu())
 

@@ -39,34 +39,46 @@ def start_ranks() -> None:
 def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command and wait for them. Returns the first exit code that is not 0, else 0.
 
-    Each process gets its rank in the environment. Stop signals are passed on to all. When one fails, the others get
-    GRACE_S seconds to end; they notice by themselves, unless they hang.
+    Stop signals are passed on to all. When one process fails, the others notice by themselves; those that hang are
+    killed after GRACE_S seconds.
     """
     processes: list[subprocess.Popen] = []
     handle_stop_signals(lambda signal_number, _: _send_to_all(processes, signal_number))
-    environment = _environment(size)
-    libc = ctypes.CDLL(None)
+    with socket.create_server(("127.0.0.1", 0)) as free_port:
+        port = free_port.getsockname()[1]
     for rank in range(size):
-        process = subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            # A new session, so that a rank gets Ctrl-C once, from here, and not a second time from the terminal.
-            start_new_session=True,
-            preexec_fn=partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
-        processes.append(process)
-
-    failures: list[int] = []
-    deadline = 0.0
-    while any(process.poll() is None for process in processes):
-        if not failures:
-            failures = _exit_codes_of_failures(processes)
-            deadline = time.monotonic() + GRACE_S
-        elif time.monotonic() > deadline:
-            _send_to_all(processes, signal.SIGKILL)
+        processes.append(_start_rank(command, rank, size, port))
+    while _exit_code(processes) == 0 and any(process.poll() is None for process in processes):
         time.sleep(0.1)
-    failures = failures or _exit_codes_of_failures(processes)
-    return failures[0] if failures else 0
+    exit_code = _exit_code(processes)
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return exit_code
+
+
+def _start_rank(command: Sequence[str], rank: int, size: int, port: int) -> subprocess.Popen:
+    """Start a process with the environment variables that torchrun sets."""
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+    }
+    return subprocess.Popen(
+        command,
+        env=environment,
+        # A new session, so that a rank gets Ctrl-C once, from here, and not a second time from the terminal.
+        start_new_session=True,
+        preexec_fn=partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
 
 
 def _send_to_all(processes: Sequence[subprocess.Popen], signal_number: int) -> None:
@@ -75,21 +87,9 @@ def _send_to_all(processes: Sequence[subprocess.Popen], signal_number: int) -> N
             process.send_signal(signal_number)
 
 
-def _exit_codes_of_failures(processes: Sequence[subprocess.Popen]) -> list[int]:
-    """The exit codes that are not 0, as a shell counts them: 128 + the signal that ended a process."""
-    codes = [process.poll() for process in processes]
-    return [code if code > 0 else 128 - code for code in codes if code]
-
-
-def _environment(size: int) -> dict[str, str]:
-    """The environment variables that torchrun sets, except those of the rank."""
-    with socket.create_server(("127.0.0.1", 0)) as free_port:
-        port = free_port.getsockname()[1]
-    return {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-    }
+def _exit_code(processes: Sequence[subprocess.Popen]) -> int:
+    """The first exit code that is not 0, as a shell counts it: 128 + the signal that ended a process; else 0."""
+    failed = [process.returncode for process in processes if process.poll()]
+    if not failed:
+        return 0
+    return failed[0] if failed[0] > 0 else 128 - failed[0]

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # how often an episode is tried before it is left out
-# After so many initial states in a row that cannot be played the simulator counts as broken.
-MAX_BAD_STARTS = 5
+MAX_BAD_STARTS = 5  # after so many starts in a row that cannot be played the simulator counts as broken
 TIMED_PARTS = ("sim", "render", "preprocess", "infer", "wait")
 
 

@@ -16,8 +16,9 @@ TeacherMode = Literal["greedy", "median", "l1"]
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
-# The tokens of a policy's own greedy decisions teach it little, and large steps on one rollout change its greedy
-# decisions in states that were not in it.
+# A token head begins as its greedy teacher, and its own greedy tokens teach it little: 4,000 env steps are some 500
+# decisions, so about 8 optimizer steps. They move a weight by less than one step of RL does, and fill AdamW's moments.
+# Larger steps on one rollout were harmful: they changed the greedy decisions in states that were not in it.
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
 GREEDY_WARMUP_LR = 3e-6
