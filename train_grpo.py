@@ -28,8 +28,8 @@ that reaches its step cap has failed.
   batch       R minus the mean over the task's episodes in the rollout, divided by the std over the whole rollout
   gae         generalised advantage estimation with a critic
 A negative advantage counts as 0 where the teacher made the decision. A decision whose advantage is 0 has no gradient,
-unless the KL or entropy term is on. The update does not compute such decisions, but it still divides the loss by the
-size of the whole minibatch.
+unless the penalty for the KL to the teacher or the entropy bonus is on, which both are off by default. The update does
+not compute such decisions, but it still divides the loss by the size of the whole minibatch.
 
 --dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed. It plays more groups
 instead, up to twice --n-steps env steps in all.
@@ -147,8 +147,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         phase = phase_at(state.global_step, config.phases)
 
         # 2. At the start, after the warmup and every --eval-interval env steps: evaluate the student, at the start also
-        # the teacher, on held-out initial states. Training never learns from these episodes, nor goes back to the best
-        # checkpoint.
+        # the teacher, on held-out initial states. Nothing is learned from these episodes.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
@@ -170,8 +169,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
         if trajectories:
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. The critic
-            # (--advantage gae) predicts the values from earlier rollouts, and then remembers this one, also in the
-            # warmup.
+            # (--advantage gae) predicts values by what it knows of earlier rollouts; then it remembers this one.
             batch = flatten(trajectories, learner.policy.action_dim)
             values = None
             if learner.critic is not None:
@@ -184,7 +182,6 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer, but a warmup in which the student acts learns from all its rollouts so far (rl/lessons.py).
-            # The KL to the teacher and the entropy bonus are off by default.
             total = number_of_epochs(config.update, phase) * len(batch)
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
                 metrics |= update(learner, batch, phase, config, update_index, activity.advance)

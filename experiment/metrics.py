@@ -22,9 +22,10 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Metrics of a rollout. `task_probabilities`: task id -> probability with which --curriculum draws the task."""
     trajectories = rollout.trajectories
+    outcomes = [(trajectory.episode.task_id, trajectory.success) for trajectory in trajectories]
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
     metrics = {
-        **rates_by_task("rollout/success_rate", [(t.episode.task_id, t.success) for t in trajectories]),
+        **rates_by_task("rollout/success_rate", outcomes),
         "rollout/episode_length": rollout.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": rollout.env_steps / rollout.wall_s,

@@ -48,13 +48,13 @@ def rates_by_task(name: str, outcomes: Iterable[tuple[int, bool]]) -> dict[str, 
 
     outcomes: the task id and the success of each episode.
     """
-    of_task: dict[str, list[bool]] = {name: []}
+    by_name: dict[str, list[bool]] = {name: []}
     for task_id, success in sorted(outcomes):
-        of_task[name].append(success)
-        of_task.setdefault(f"{name}_task_{task_id}", []).append(success)
-    if len(of_task) == 2:  # the only task's rate is that of all
-        of_task.popitem()
-    return {name: count_successes(successes).rate for name, successes in of_task.items()}
+        by_name[name].append(success)
+        by_name.setdefault(f"{name}_task_{task_id}", []).append(success)
+    if len(by_name) == 2:  # the only task's rate is that of all
+        by_name.popitem()
+    return {name: count_successes(successes).rate for name, successes in by_name.items()}
 
 
 @dataclass(frozen=True)

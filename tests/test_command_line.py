@@ -4,33 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from command_line import main_guard, parse_flags
+from command_line import main_guard
 from contracts import BadInput, TimeIsUp
 
 ROOT = Path(__file__).parents[1]
-
-
-@dataclass(frozen=True)
-class Section:
-    # Some number, which is
-    # explained in two lines.
-    size: int = 3
-
-
-@dataclass(frozen=True)
-class Flags:
-    """A program."""
-
-    section: Section = field(default_factory=Section)
-
-
-def test_flags_of_a_section_have_no_prefix():
-    assert parse_flags(Flags, ["--size", "4"], "program.py") == Flags(Section(4))
 
 
 # exit codes
@@ -64,11 +45,6 @@ def test_torchrun_may_start_only_a_program_that_knows_ranks(monkeypatch, capsys)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run_main(monkeypatch, raising(ZeroDivisionError())) == 2
     assert "torchrun" in capsys.readouterr().err
-
-
-def test_a_fault_keeps_its_traceback(monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        run_main(monkeypatch, raising(ZeroDivisionError()))
 
 
 # what containers and clusters do to the environment

@@ -18,7 +18,9 @@ def test_every_message_is_one_line(message):
     assert len(str(BadInput(message)).splitlines()) <= 1
 
 
-@pytest.mark.parametrize("content", [None, b"{half", b"\xff", b"[]"])
+@pytest.mark.parametrize(
+    "content", [None, b"{half", b"\xff", b"[]", b"version https://git-lfs.github.com/spec/v1\n"]
+)
 def test_what_is_no_json_object_is_refused_with_the_name_of_the_file(tmp_path, content):
     path = tmp_path / "a.json"
     if content is not None:
@@ -52,13 +54,6 @@ def test_a_file_is_read_as_what_is_declared_and_a_wrong_field_is_named(tmp_path)
         path.write_text(json.dumps(whole | changes))
         with pytest.raises(BadInput, match=f"^{path}: {field}: .*; make it again$"):
             read_fields(path, Kind, "make it again")
-
-
-def test_a_pointer_of_git_lfs_is_called_by_its_name(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
-    with pytest.raises(BadInput, match="git lfs pull"):
-        read_json(path)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

@@ -1,8 +1,7 @@
 """Which episodes eval.py plays, by which modes, its results file, what may be compared, and its tables."""
 
-import errno
+from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from experiment.episodes import EpisodeKey, Rule
 from experiment.results import (
     FREE_IN_COMPARISONS,
     Results,
-    ResultsFile,
     open_results,
     read_results,
     refuse_differences,
@@ -49,11 +47,8 @@ def results_with(outcomes: str, rule: Rule = GREEDY, **settings) -> Results:
 # the plan
 
 
-def test_the_published_protocol_is_every_initial_state_of_every_task_once():
+def test_every_initial_state_of_every_task_is_played_once_and_the_first_one_can_be_chosen():
     assert keys_of(10) == [EpisodeKey("libero_goal", i, False, n) for i in range(10) for n in range(50)]
-
-
-def test_a_state_is_played_once_and_the_first_one_can_be_chosen():
     keys = keys_of(1, num_init_states=5, trials=5, first_init_state=3)
     assert [key.init_state_id for key in keys] == [3, 4]
     with pytest.raises(BadInput, match="--first-init-state"):
@@ -112,14 +107,23 @@ def test_states_that_the_policy_was_trained_on_are_named(tmp_path, capsys, state
 # the results file
 
 
-def test_other_trials_and_modes_may_follow_but_no_other_settings_weights_or_simulator(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "value", "may_be_compared"),
+    [("weights", "xyz", True), ("seed", 1, True), ("assets", "official", False), ("simulator", "2", False)],
+)
+def test_results_go_on_with_equal_settings_and_are_compared_with_those_of_another_policy(
+    tmp_path, setting, value, may_be_compared
+):
     path = tmp_path / "results.json"
     results = results_with("110100")
     write_results(path, results)
     assert open_results(path, SETTINGS, {}).results == results == read_results(path)
-    for changed in ({"weights": "xyz"}, {"simulator": "mujoco 3.3.2"}):
-        with pytest.raises(BadInput, match=f"{next(iter(changed))} is "):
-            open_results(path, replace(SETTINGS, **changed), {})
+    changed = replace(SETTINGS, **{setting: value})
+    with pytest.raises(BadInput, match=f"{setting} is "):
+        open_results(path, changed, {})
+    refused = nullcontext() if may_be_compared else pytest.raises(BadInput, match="--compare-with")
+    with refused:
+        refuse_differences("--compare-with", SETTINGS, changed, FREE_IN_COMPARISONS)
 
 
 @pytest.mark.parametrize("content", ["{half", '{"format": "vla-grpo evaluation", "version": 2}'])
@@ -129,16 +133,6 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(BadInput, match=str(path)):
         open_results(path, SETTINGS, {})
     assert path.read_text() == content
-
-
-def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(BadInput, match=r"--out .* \(No space left on device\)"):
-        ResultsFile(tmp_path / "r.json", Results(SETTINGS, {})).save()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
@@ -155,18 +149,6 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
     assert read_results(file.path).outcomes(GREEDY).keys() == set(KEYS[:3])
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("assets", "official"), ("simulator", "mujoco 3.3.2"), ("max_env_steps", 50)]
-)
-def test_what_was_played_otherwise_is_not_compared(setting, value):
-    def compare_with(**settings):
-        refuse_differences("--compare-with", replace(SETTINGS, **settings), SETTINGS, FREE_IN_COMPARISONS)
-
-    compare_with(weights="xyz", seed=1)
-    with pytest.raises(BadInput, match="--compare-with"):
-        compare_with(**{setting: value})
-
-
 # tables
 
 
@@ -174,10 +156,8 @@ def test_the_table_has_a_row_for_each_task_and_mode():
     results = results_with("110100")
     results.episodes += results_with("111", SAMPLED).episodes
     lines = results_table(results, [GREEDY, SAMPLED], PLAN)
-    assert lines[0].endswith("instruction; assets: low-poly")
     assert lines[1] == "libero_goal 0    greedy            2/3 = 67 % [21, 94]    do 0"
-    assert lines[2] == "libero_goal 0    sampled, T = 0.6  3/3 = 100 % [44, 100]  do 0"
-    assert lines[4].endswith("not played             do 1")
+    assert "not played" in lines[4]
     assert lines[5] == "libero_goal all  greedy            3/6 = 50 % [19, 81]"
 
 

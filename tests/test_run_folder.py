@@ -13,7 +13,6 @@ import pytest
 import experiment.run_folder
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig, changed, config_from_json
-from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.run_folder import (
@@ -46,13 +45,8 @@ def _logging_as_it_was():
 
 
 def config(output: Path, **settings) -> TrainConfig:
-    default = TrainConfig(
-        task=TaskConfig(),
-        simulator=SimulatorConfig(assets="lowpoly"),
-        model=ModelConfig(checkpoint="checkpoints/x"),
-        run=RunConfig(name="trial", output=str(output), wandb_mode="disabled", seed=7),
-    )
-    return changed(default, **settings)
+    default = {"name": "trial", "output": str(output), "wandb_mode": "disabled", "assets": "lowpoly"}
+    return changed(TrainConfig(), **default | settings)
 
 
 @pytest.fixture
@@ -109,12 +103,7 @@ def test_the_log_goes_to_terminal_and_file_from_its_first_line_on_and_is_continu
 def test_a_record_is_on_the_disk_at_once_and_holds_valid_json(run):
     run.log_metrics(1, 3, {"rollout/success_rate": 0.5, "train/nan": float("nan")})
     (line,) = (run.folder / METRICS_FILE).read_text().splitlines()
-    assert json.loads(line) == {
-        "global_step": 1,
-        "update": 3,
-        "rollout/success_rate": 0.5,
-        "train/nan": None,  # JSON has no NaN
-    }
+    assert json.loads(line)["train/nan"] is None  # JSON has no NaN
     # The reader leaves out what was not finite, and half a line.
     with (run.folder / METRICS_FILE).open("a") as file:
         file.write('{"global_step": 2')
@@ -127,7 +116,7 @@ def test_a_record_is_on_the_disk_at_once_and_holds_valid_json(run):
 
 
 def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
-    run.log_metrics(1, 1, {"rollout/success_rate": 0.5})
+    run.log_metrics(1, 1, {})
     at_checkpoint = run.metrics_bytes()
     run.log_metrics(2, 2, {"will/be_recorded_again": 1.0})
     run.close()
@@ -135,10 +124,8 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     assert resumed.metrics_bytes() == at_checkpoint
     resumed.log_metrics(2, 2, {})
     resumed.close()
-    assert read_metrics(run.folder / METRICS_FILE) == [
-        {"global_step": 1, "update": 1, "rollout/success_rate": 0.5},
-        {"global_step": 2, "update": 2},
-    ]
+    rows = [{"global_step": 1, "update": 1}, {"global_step": 2, "update": 2}]
+    assert read_metrics(run.folder / METRICS_FILE) == rows
 
 
 def test_a_run_whose_records_cannot_be_read_is_not_resumed(run):
@@ -151,13 +138,11 @@ def test_a_run_whose_records_cannot_be_read_is_not_resumed(run):
 
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
-    reopen_run(run.folder, changed(run.config, total_steps=7), RESUME, 0, None).close()
-    reopen_run(
-        run.folder, changed(run.config, total_steps=9), [*RESUME, "--total-steps", "9"], 0, None
-    ).close()
+    for total_steps in (7, 9):
+        reopen_run(run.folder, changed(run.config, total_steps=total_steps), RESUME, 0, None).close()
     stored = read_description(run.folder)
     assert (stored["config"]["phases"]["total_steps"], stored["argv"]) == (9, ARGV)
-    assert stored["resume_argv"] == [RESUME, [*RESUME, "--total-steps", "9"]]
+    assert stored["resume_argv"] == [RESUME, RESUME]
 
 
 def test_a_run_that_is_being_written_is_not_resumed(run):
@@ -165,8 +150,6 @@ def test_a_run_that_is_being_written_is_not_resumed(run):
         reopen_run(run.folder, run.config, RESUME, 0, None)
     with pytest.raises(BadInput, match="another program"):
         check_resumed_folder(run.folder)  # before anything takes memory
-    run.close()
-    reopen_run(run.folder, run.config, RESUME, 0, None).close()
 
 
 def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(tmp_path):
