@@ -56,38 +56,41 @@ class Critic:
 class Rows(NamedTuple):
     """Decisions of episodes, one row each."""
 
-    states: Tensor  # (N, D); those of tasks with fewer objects are padded with zeros
+    # (N, D) the simulator's states, those of tasks with fewer objects padded with zeros, and the one-hot task
+    inputs: Tensor
     task_ids: Tensor  # (N,) int64
     returns: Tensor  # (N,) of their episodes
     weights: Tensor  # (N,) relative to one another
 
 
-def rows_of(trajectories: Sequence[Trajectory]) -> Rows:
-    """The decisions of a rollout."""
-    return _rows([(t.episode.task_id, states_of(t), float(t.success), 1.0) for t in trajectories])
+def old_and_new_rows(critic: Critic, trajectories: Sequence[Trajectory]) -> tuple[Rows, Rows]:
+    """The remembered decisions, and those of a rollout.
 
-
-def remembered_rows(critic: Critic) -> Rows:
-    """All remembered decisions. The weight is 1 in a task's newest episode, and halves with HALF_LIFE newer ones."""
-    episodes: list[tuple[int, Tensor, float, float]] = []
+    The weight of a decision is 1 in its task's newest remembered episode, and halves with HALF_LIFE newer ones.
+    """
+    episodes: list[tuple[int, Tensor, float, float]] = []  # task id, states, return, weight
     for task_id, episodes_of_task in critic.episodes.items():
         ages = reversed(range(len(episodes_of_task)))
         for age, (states, episode_return) in zip(ages, episodes_of_task, strict=True):
             episodes.append((task_id, states, episode_return, 0.5 ** (age / HALF_LIFE)))
-    return _rows(episodes)
+    num_old = sum(len(states) for _, states, _, _ in episodes)
+    episodes += [(t.episode.task_id, states_of(t), float(t.success), 1.0) for t in trajectories]
+    rows = _rows(episodes)
+    return Rows(*(column[:num_old] for column in rows)), Rows(*(column[num_old:] for column in rows))
 
 
 def _rows(episodes: Sequence[tuple[int, Tensor, float, float]]) -> Rows:
     """The rows of episodes: task id, states, return, weight."""
-    task_ids, states, returns, weights = zip(*episodes, strict=True)
+    states = [states_of_episode for _, states_of_episode, _, _ in episodes]
     lengths = torch.tensor([len(states_of_episode) for states_of_episode in states])
-    columns = (torch.tensor(column).repeat_interleave(lengths) for column in (task_ids, returns, weights))
+    numbers = torch.tensor([(task_id, won, weight) for task_id, _, won, weight in episodes])
+    task_ids, returns, weights = numbers.repeat_interleave(lengths, dim=0).unbind(1)
     width = max(states_of_episode.shape[1] for states_of_episode in states)
-    return Rows(torch.cat([_padded(states_of_episode, width) for states_of_episode in states]), *columns)
-
-
-def _padded(states: Tensor, width: int) -> Tensor:
-    return F.pad(states, (0, width - states.shape[1]))
+    padded = [
+        F.pad(states_of_episode, (0, width - states_of_episode.shape[1])) for states_of_episode in states
+    ]
+    one_hot = (task_ids[:, None] == task_ids.unique()).float()
+    return Rows(torch.cat([torch.cat(padded), one_hot], dim=1), task_ids.long(), returns, weights)
 
 
 def states_of(trajectory: Trajectory) -> Tensor:
@@ -105,8 +108,7 @@ def predict_then_remember(
     """
     values = None
     if critic.episodes:
-        old = remembered_rows(critic)
-        new = rows_of(trajectories)
+        old, new = old_and_new_rows(critic, trajectories)
         predictions = predict_success(old, new, seed, update_index)
         values = critic.trust * predictions + (1 - critic.trust) * _mean_returns(old, new.task_ids)
         critic.trust = regression_slope(predictions, new.returns, new.task_ids)
@@ -138,32 +140,18 @@ def _mean_returns(remembered: Rows, task_ids: Tensor) -> Tensor:
 
 def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tensor:
     """Predict the chance of success at every new decision, (N,), by networks newly fitted on the old ones."""
-    width = max(old.states.shape[1], new.states.shape[1])
-    task_ids = torch.cat([old.task_ids, new.task_ids]).unique()
-    old_inputs = _inputs(old, width, task_ids)
-    mean = old_inputs.mean(0)
-    std = old_inputs.std(0, unbiased=False) + 1e-3
-    new_inputs = (_inputs(new, width, task_ids) - mean) / std
-    networks = _fit_ensemble(old, (old_inputs - mean) / std, seed, update_index)
-    with torch.no_grad():
-        return torch.stack([network(new_inputs)[:, 0].sigmoid() for network in networks]).mean(0)
-
-
-def _inputs(rows: Rows, width: int, task_ids: Tensor) -> Tensor:
-    """The networks' inputs, (N, width + number of tasks): the states, and the one-hot task."""
-    one_hot = (rows.task_ids[:, None] == task_ids).float()
-    return torch.cat([_padded(rows.states, width), one_hot], dim=1)
-
-
-def _fit_ensemble(rows: Rows, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
-    """Fit the networks on the rows' standardised inputs (N, D)."""
+    mean = old.inputs.mean(0)
+    std = old.inputs.std(0, unbiased=False) + 1e-3
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
         torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
-        networks = [fit(inputs, rows.returns, rows.weights) for _ in range(ENSEMBLE)]
+        inputs = (old.inputs - mean) / std
+        networks = [fit(inputs, old.returns, old.weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
-    return networks
+    new_inputs = (new.inputs - mean) / std
+    with torch.no_grad():
+        return torch.stack([network(new_inputs)[:, 0].sigmoid() for network in networks]).mean(0)
 
 
 def fit(inputs: Tensor, returns: Tensor, weights: Tensor) -> nn.Module:

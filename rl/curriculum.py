@@ -12,12 +12,13 @@ from configs.config import TrainConfig
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode
 
-# Temperature of the softmax in `task_probabilities`: smaller prefers success rates near 0.5 more strongly.
-PREFERENCE_TEMPERATURE = 0.2
-# This share of the episodes is spread evenly, so that mastered and hopeless tasks are tried again.
-FLOOR = 0.2
-# Assumed success rate of a task not played yet: the rate that is preferred most.
-UNKNOWN = 0.5
+PREFERENCE_TEMPERATURE = (
+    0.2  # of the softmax in `task_probabilities`: smaller prefers rates near 0.5 more strongly
+)
+FLOOR = (
+    0.2  # share of the episodes that is spread evenly, so that mastered and hopeless tasks are tried again
+)
+UNKNOWN = 0.5  # assumed success rate of a task not played yet: the rate that is preferred most
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainingEpisodes:
     task_probabilities: Mapping[int, float] | None = None  # None: tasks take turns
 
     def __iter__(self) -> Iterator[Episode]:
-        rng = np.random.default_rng(seed_sequence(self._seed, "tasks", self.update_index))
+        rng = np.random.default_rng(seed_sequence(self.config.run.seed, "tasks", self.update_index))
         group_size = self.config.rollout.group_size
         groups_drawn = {task_id: self.groups_drawn.get(task_id, 0) for task_id in self.config.task.task_ids}
         for group in itertools.count():
@@ -52,23 +53,19 @@ class TrainingEpisodes:
                 index = group * group_size + member
                 yield Episode(index, task_id, init_state_id, group, placement_seed, group_of_task)
 
-    @property
-    def _seed(self) -> int:
-        return self.config.run.seed
-
     def _task_whose_turn_it_is(self, groups_drawn: Mapping[int, int]) -> int:
         """A task among those with the fewest groups. Each turn has its own order, so that no task is always first."""
         turn = min(groups_drawn.values())
-        order = _shuffled(self.config.task.task_ids, self._seed, "turn", turn)
+        order = _shuffled(self.config.task.task_ids, self.config.run.seed, "turn", turn)
         return next(task_id for task_id in order if groups_drawn[task_id] == turn)
 
     def _start(self, task_id: int, group_of_task: int, group: int) -> tuple[int | None, int]:
         """Where a group starts: (one of the benchmark's initial states, 0), or (None, seed of a fresh one)."""
         if isinstance(self.config.task.train_init_states, tuple):
             states = range(*self.config.task.train_init_states)
-            deck = _shuffled(states, self._seed, "deck", task_id, group_of_task // len(states))
+            deck = _shuffled(states, self.config.run.seed, "deck", task_id, group_of_task // len(states))
             return deck[group_of_task % len(states)], 0
-        sequence = seed_sequence(self._seed, "fresh", self.update_index, group)
+        sequence = seed_sequence(self.config.run.seed, "fresh", self.update_index, group)
         return None, int(sequence.generate_state(1)[0])
 
 

@@ -32,10 +32,6 @@ def collect(
     `n_steps` env steps, or twice as many were played. Without (None), all trajectories are kept. Iterating over
     `episodes` must always begin with the first one. advance: see `play_rollout`.
     """
-    if bounds is None:
-        queue = PlaySteps(episodes, n_steps, player.pool.num_slots, ranks)
-        rollout = play_rollout(player, queue, ranks, advance)
-        return rollout, rollout.trajectories
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
@@ -46,7 +42,7 @@ def collect(
         queue = PlaySteps(new_episodes, steps_to_play, player.pool.num_slots, ranks)
         part = play_rollout(player, queue, ranks, advance)
         parts.append(part)
-        kept += informative_groups(part.trajectories, bounds)
+        kept += part.trajectories if bounds is None else informative_groups(part.trajectories, bounds)
         next_group = part.trajectories[-1].episode.group + 1
         steps_needed = n_steps - sum(trajectory.env_steps for trajectory in kept)
         steps_allowed = 2 * n_steps - sum(part.env_steps for part in parts)

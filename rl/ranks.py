@@ -56,26 +56,14 @@ class Ranks:
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
-    def share(
-        self, tensors: Sequence[Tensor | None], device: torch.device
-    ) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield every rank's tensors, one by one, with their rank and their place among its `tensors`.
-
-        They travel from `device` to `device`, and lie there. All ranks must take all of them.
-        """
-        kinds = self.gather([None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors])
-        for rank, kinds_of_rank in enumerate(kinds):
-            for place, kind in enumerate(kinds_of_rank):
-                if kind is None:
-                    continue
-                shape, dtype = kind
-                tensor = tensors[place] if rank == self.rank else None
-                message = torch.empty(shape, dtype=dtype, device=device)
-                if tensor is not None:
-                    message.copy_(tensor)
-                with self._answer_expected():
-                    dist.broadcast(message, src=rank)
-                yield rank, place, message
+    def broadcast(self, tensor: Tensor, source: int, device: torch.device) -> Tensor:
+        """The tensor of the rank `source`, on `device`. Other ranks give one of the same shape and type, any kind."""
+        message = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        if self.rank == source:
+            message.copy_(tensor)
+        with self._answer_expected():
+            dist.broadcast(message, src=source)
+        return message
 
     def from_main(self, value: Any) -> Any:
         """Rank 0's value, on every rank. What the other ranks pass is ignored, and may be of another type."""

@@ -71,15 +71,19 @@ def play_rollout(
         advance(trajectory.env_steps)
     kept = [trajectory for trajectory in finished if queue.keeps(trajectory.episode)]
     rollout = Rollout(kept, player.times, time.perf_counter() - started, player.errors)
-    parts = ranks.gather(replace(rollout, trajectories=[*map(without_kept_states, kept)]))
+    parts = ranks.gather(replace(rollout, trajectories=[*map(with_empty_states, kept)]))
     parts[ranks.rank] = rollout
     share_kept_states(parts, player.policy, ranks)
     return join_rollouts(parts, at_the_same_time=True)
 
 
-def without_kept_states(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without what is too large to be sent as a Python object."""
-    return replace(trajectory, decisions=[replace(decision, kept=None) for decision in trajectory.decisions])
+def with_empty_states(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with the shapes and types alone of its hidden states, which are too large for a Python object."""
+    decisions = [
+        decision if decision.kept is None else replace(decision, kept=decision.kept.to("meta"))
+        for decision in trajectory.decisions
+    ]
+    return replace(trajectory, decisions=decisions)
 
 
 def share_kept_states(parts: Sequence[Rollout], policy: Policy, ranks: Ranks) -> None:
@@ -90,11 +94,12 @@ def share_kept_states(parts: Sequence[Rollout], policy: Policy, ranks: Ranks) ->
     """
     if ranks.size == 1:
         return
-    decisions = [[d for trajectory in part.trajectories for d in trajectory.decisions] for part in parts]
-    kept = [decision.kept for decision in decisions[ranks.rank]]
-    for rank, place, states in ranks.share(kept, policy.device):
-        if rank != ranks.rank:
-            (decisions[rank][place].kept,) = store([states], policy.kept_on)
+    for source, part in enumerate(parts):
+        for decision in (d for trajectory in part.trajectories for d in trajectory.decisions):
+            if decision.kept is not None:
+                states = ranks.broadcast(decision.kept, source, policy.device)
+                if source != ranks.rank:
+                    (decision.kept,) = store([states], policy.kept_on)
 
 
 def join_rollouts(parts: Sequence[Rollout], at_the_same_time: bool) -> Rollout:

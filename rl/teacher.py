@@ -58,29 +58,24 @@ def choose_teacher(
     checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. is_laplace:
     whether the teacher's tokens are drawn around its actions. Raises BadInput when the flags ask for what it cannot do.
     """
-    mode, why = _mode_and_reason(phases, checkpoint, has_l1_head, is_laplace)
+    if phases.teacher == "l1" and not has_l1_head:
+        raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
+    if phases.teacher != "auto":
+        choice = TeacherChoice(phases.teacher, "as asked by --teacher")
+    elif is_laplace:
+        choice = TeacherChoice("greedy", "its likeliest tokens are those of its L1 head's actions")
+    elif has_l1_head:
+        choice = TeacherChoice(
+            "l1", "the checkpoint was trained by regression: its token logits mean nothing"
+        )
+    else:
+        choice = TeacherChoice(
+            "greedy", "the checkpoint has no action head, so its likeliest tokens are the teacher's"
+        )
     learns_distribution = phases.warmup and phases.warmup_target == "soft"
-    if mode == "l1" and (kl_coef > 0 or learns_distribution):
+    if choice.mode == "l1" and (kl_coef > 0 or learns_distribution):
         raise BadInput(
             "--kl-coef and --warmup-target soft need the teacher's token distribution, and the L1 head has none: leave "
             "them out, or use --warmup-target spread"
         )
-    return TeacherChoice(mode, why)
-
-
-def _mode_and_reason(
-    phases: PhaseConfig, checkpoint: str, has_l1_head: bool, is_laplace: bool
-) -> tuple[TeacherMode, str]:
-    if phases.teacher == "greedy":
-        return "greedy", "as asked by --teacher"
-    if phases.teacher == "median":
-        return "median", "as asked by --teacher"
-    if phases.teacher == "l1":
-        if not has_l1_head:
-            raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
-        return "l1", "as asked by --teacher"
-    if is_laplace:
-        return "greedy", "its likeliest tokens are those of its L1 head's actions"
-    if has_l1_head:
-        return "l1", "the checkpoint was trained by regression: its token logits mean nothing"
-    return "greedy", "the checkpoint has no action head, so its likeliest tokens are the teacher's"
+    return choice

@@ -11,11 +11,10 @@ from rl.advantages import explained_variance
 from rl.critic import (
     FORGET_AFTER,
     Critic,
+    old_and_new_rows,
     predict_success,
     predict_then_remember,
     regression_slope,
-    remembered_rows,
-    rows_of,
 )
 from rl.trajectory import Trajectory, flatten
 from tests.fakes import ACTION_DIM, observation, trajectory
@@ -50,7 +49,7 @@ def played_by_chance(count: int, seed: int, task_id: int = 0, success_rate: floa
 
 
 def predictions_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor:
-    return predict_success(remembered_rows(critic), rows_of(trajectories), seed, update_index=1)
+    return predict_success(*old_and_new_rows(critic, trajectories), seed, update_index=1)
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_values_are_near_the_tasks_mean_where_states_say_nothing():
             new = played_by_chance(25, 10 * seed + update_index)
             batch = flatten(new, ACTION_DIM)
             if update_index > 0:
-                predictions = predict_success(remembered_rows(critic), rows_of(new), seed, update_index)
+                predictions = predict_success(*old_and_new_rows(critic, new), seed, update_index)
                 of_predictions.append(explained_variance(predictions, batch, new))
             values = predict_then_remember(critic, new, seed, update_index)
             if values is not None:

@@ -19,7 +19,7 @@ from configs.config import TrainConfig
 from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
-from rl.critic import predict_success, remembered_rows, rows_of
+from rl.critic import old_and_new_rows, predict_success
 from rl.episode_queue import PlayAll
 from rl.phases import PhaseState, phase_at
 from rl.randomness import Randomness
@@ -90,9 +90,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     values = None
     if learner.critic is not None:
         learner.critic.remember(trajectories)
-        values = predict_success(
-            remembered_rows(learner.critic), rows_of(trajectories), seed=0, update_index=3
-        )
+        values = predict_success(*old_and_new_rows(learner.critic, trajectories), seed=0, update_index=3)
     batch = estimate_advantages(batch, trajectories, values, config.loss)
     return Case(config, phase, learner, trajectories, batch, values)
 
