@@ -3,7 +3,6 @@
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +14,12 @@ from contracts import write_json
 from tests.demo_episodes import INSTRUCTIONS, raw_images
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
+from workshop.stored_episode import StoredEpisode
+
+# The packages that read and write LeRobot's datasets (requirements-demos.txt)
+av = pytest.importorskip("av")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 
 # Of HuggingFaceVLA/libero: agentview, wrist
 CAMERA_KEYS = ["observation.images.image", "observation.images.image2"]
@@ -23,18 +28,7 @@ VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.m
 Encode = Callable[[np.ndarray], bytes]  # picture -> file
 
 
-@dataclass(frozen=True)
-class Recording:
-    """An episode of T env steps, a picture before each."""
-
-    images: np.ndarray  # uint8 (T, 2, 256, 256, 3)
-    proprio: np.ndarray  # (T, 8) float32
-    actions: np.ndarray  # (T, 7) float32, gripper -1 open, +1 close
-    instruction: str
-    success: bool = True
-
-
-def record(episode: int, steps: int = 18) -> Recording:
+def record(episode: int, steps: int = 18) -> StoredEpisode:
     """The gripper closes and opens; the fingers follow at 5 mm an env step."""
     rng = np.random.default_rng([episode, 3])
     actions = rng.uniform(-0.9, 0.9, (steps, 7)).astype(np.float32)
@@ -45,14 +39,15 @@ def record(episode: int, steps: int = 18) -> Recording:
     for step in range(steps):
         proprio[step, 6:] = finger, -finger
         finger = float(np.clip(finger - 0.005 * actions[step, 6], 0, 0.04))
-    return Recording(raw_images(episode, steps, side=256), proprio, actions, INSTRUCTIONS[episode % 2])
+    pictures = raw_images(episode, steps, side=256)
+    return StoredEpisode("", pictures, proprio, actions, INSTRUCTIONS[episode % 2], success=True)
 
 
-def as_our_own(recording: Recording) -> DemoEpisode:
+def as_our_own(recording: StoredEpisode) -> DemoEpisode:
     """The recording with the frames that a foreign dataset has for training: those with a whole chunk after them."""
     frames = len(recording.actions) - CHUNK_LENGTH + 1
     return DemoEpisode(
-        jpegs=[[encode_jpeg(image) for image in images] for images in recording.images[:frames]],
+        jpegs=[[encode_jpeg(image) for image in images] for images in recording.pictures[:frames]],
         proprio=recording.proprio[:frames],
         frame_steps=np.arange(frames),
         actions=recording.actions,
@@ -72,9 +67,8 @@ def png(image: np.ndarray) -> bytes:
 # LeRobot
 
 
-def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False) -> Path:
+def write_lerobot(folder: Path, recordings: list[StoredEpisode], video: bool = False) -> Path:
     """A dataset of version 3: all episodes in one Parquet file, and in one video of each camera."""
-    pytest.importorskip("av")
     tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(INSTRUCTIONS)]
     steps = [_steps(recording, i, with_pictures=not video) for i, recording in enumerate(recordings)]
     _write_parquet(folder / "meta/tasks.parquet", tasks)
@@ -83,7 +77,7 @@ def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False
     write_json(folder / "meta" / "info.json", _info(len(recordings), video))
     if video:
         for camera, key in enumerate(CAMERA_KEYS):
-            images = np.concatenate([recording.images[:, camera] for recording in recordings])
+            images = np.concatenate([recording.pictures[:, camera] for recording in recordings])
             write_video(folder / VIDEO_PATH.format(video_key=key, chunk_index=0, file_index=0), images)
     return folder
 
@@ -96,11 +90,10 @@ def _info(num_episodes: int, video: bool) -> dict:
     return info | {"video_path": VIDEO_PATH}
 
 
-def _steps(recording: Recording, index: int, with_pictures: bool) -> list[dict]:
-    rows = []
+def _steps(recording: StoredEpisode, index: int, with_pictures: bool) -> list[dict]:
     last_step = len(recording.actions) - 1
-    for step, images in enumerate(recording.images):
-        row = {
+    rows = [
+        {
             "timestamp": step / FPS,
             "observation.state": recording.proprio[step].tolist(),
             "action": recording.actions[step].tolist(),
@@ -108,35 +101,33 @@ def _steps(recording: Recording, index: int, with_pictures: bool) -> list[dict]:
             "task_index": INSTRUCTIONS.index(recording.instruction),
             "next.success": recording.success and step == last_step,
         }
-        if with_pictures:
-            for key, image in zip(CAMERA_KEYS, images, strict=True):
-                row[key] = {"bytes": png(image), "path": None}
-        rows.append(row)
+        for step in range(last_step + 1)
+    ]
+    if with_pictures:
+        for row, images in zip(rows, recording.pictures, strict=True):
+            files = ({"bytes": png(image), "path": None} for image in images)
+            row |= zip(CAMERA_KEYS, files, strict=True)
     return rows
 
 
-def _episodes(recordings: list[Recording]) -> list[dict]:
+def _episodes(recordings: list[StoredEpisode]) -> list[dict]:
+    lengths = [len(recording.actions) for recording in recordings]
     rows = []
-    first_step = 0
-    for index, recording in enumerate(recordings):
-        row = {"episode_index": index, "length": len(recording.actions)}
+    for index, length in enumerate(lengths):
+        row = {"episode_index": index, "length": length}
+        place = {"chunk_index": 0, "file_index": 0, "from_timestamp": sum(lengths[:index]) / FPS}
         for key in CAMERA_KEYS:
-            place = {"chunk_index": 0, "file_index": 0, "from_timestamp": first_step / FPS}
             row |= {f"videos/{key}/{name}": value for name, value in place.items()}
         rows.append(row)
-        first_step += len(recording.actions)
     return rows
 
 
 def _write_parquet(path: Path, rows: list[dict]) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pq = pytest.importorskip("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_video(path: Path, images: np.ndarray) -> None:
-    av = pytest.importorskip("av")
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as video:
         stream = video.add_stream("mpeg4", rate=FPS, options={"qmin": "1", "qmax": "1"})
@@ -152,7 +143,7 @@ def write_video(path: Path, images: np.ndarray) -> None:
 # RLDS
 
 
-def write_rlds(folder: Path, recordings: list[Recording], encode: Encode = png) -> Path:
+def write_rlds(folder: Path, recordings: list[StoredEpisode], encode: Encode = png) -> Path:
     """One TFRecord file for each episode. Returns the folder of the version."""
     folder = folder / "1.0.0"
     folder.mkdir(parents=True)
@@ -162,12 +153,12 @@ def write_rlds(folder: Path, recordings: list[Recording], encode: Encode = png) 
     return folder
 
 
-def rlds_features(recording: Recording, encode: Encode = png) -> dict[str, list[bytes] | np.ndarray]:
+def rlds_features(recording: StoredEpisode, encode: Encode = png) -> dict[str, list[bytes] | np.ndarray]:
     """An episode as TensorFlow Datasets flattens it: bytes, float32 or int64 of all steps."""
     steps = len(recording.actions)
     return {
-        "steps/observation/image": [encode(image) for image in recording.images[:, 0]],
-        "steps/observation/wrist_image": [encode(image) for image in recording.images[:, 1]],
+        "steps/observation/image": [encode(image) for image in recording.pictures[:, 0]],
+        "steps/observation/wrist_image": [encode(image) for image in recording.pictures[:, 1]],
         "steps/is_first": np.arange(steps) == 0,
         "steps/reward": np.full(steps, recording.success, np.float32) * (np.arange(steps) == steps - 1),
         "steps/observation/state": recording.proprio.ravel(),

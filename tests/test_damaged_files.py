@@ -11,11 +11,9 @@ from configs.cli import parse_train
 from contracts import BadInput
 from experiment.results import read_results, write_results
 from experiment.run_folder import CONFIG_FILE, METRICS_FILE, read_run
-from tests.foreign_files import record, write_lerobot
 from tests.small_checkpoint import load_policy
 from tests.stored_runs import ROWS, store
 from tests.test_results import results_with
-from workshop.sft_data import read_episodes
 
 
 def check(path: Path, read: Callable[[], object], damages: list[bytes]) -> None:
@@ -77,12 +75,3 @@ def test_files_of_a_run(tmp_path):
         (run / METRICS_FILE).write_bytes(damage)
         with pytest.raises(BadInput, match=str(run)):
             read_run(run)
-
-
-@pytest.mark.parametrize("name", ["meta/info.json", "meta/tasks.parquet", "data/chunk-000/file-000.parquet"])
-def test_files_of_a_lerobot_dataset(name, tmp_path):
-    folder = write_lerobot(tmp_path / "libero", [record(0), record(1)])
-    read_episodes([folder], num_images=2, image_size=32)
-    (folder / name).write_bytes((folder / name).read_bytes()[:-200])
-    with pytest.raises(BadInput, match=str(folder)):
-        read_episodes([folder], num_images=2, image_size=32)
