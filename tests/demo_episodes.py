@@ -1,11 +1,13 @@
 """Made-up demonstrations for tests: every frame looks different and has its own actions."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from contracts import Observation
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
 from workshop.demos import DemosArgs
@@ -48,6 +50,15 @@ def write_demos(folder: Path, episodes: int = 2, instructions: int = 1) -> None:
     """Write episodes that take turns with the first `instructions` instructions."""
     for i in range(episodes):
         write_episode(episode_path(folder, 0, i), make_episode(i, INSTRUCTIONS[i % instructions]))
+
+
+def observations_of(episodes: Sequence[DemoEpisode]) -> list[Observation]:
+    """What a simulator would have given at the frames of the episodes 0, 1 and so on."""
+    return [
+        Observation(images, proprio.astype(np.float64), episode.instruction)
+        for i, episode in enumerate(episodes)
+        for images, proprio in zip(raw_images(i), episode.proprio, strict=True)
+    ]
 
 
 class DiesAtFirst:

@@ -43,10 +43,6 @@ def test_the_files_are_those_of_the_card_and_small():
     assert sum(len(content) for content in contents.values()) + len(card) <= MAX_BYTES
 
 
-def test_it_reads_one_image_and_no_robot_state(policy):
-    assert (policy.num_images, policy.info.uses_proprio) == (1, False)
-
-
 def test_its_decision_changes_with_what_it_sees(policy, env):
     """Its distributions are wide, so moved objects change them less than a black image does; a blind policy: 0.002."""
     first = env.reset(Start(0)).observation

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from contracts import BadInput, Observation
-from tests.demo_episodes import raw_images, write_demos
-from tests.small_checkpoint import BUNDLED, SMALL, load_small_network, make_small_checkpoint
+from contracts import BadInput, read_json, write_json
+from tests.demo_episodes import observations_of, write_demos
+from tests.small_checkpoint import BUNDLED, SMALL, load_policy, load_small_network, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
-from vla.dataset_statistics import load_statistics, scale_digest
-from vla.loading import LoadOptions
+from vla.dataset_statistics import STATISTICS_FILE, load_statistics, scale_digest
 from vla.merge import merge
 from vla.policy import Mode, Policy
 from vla.tokens import ACTION_TOKEN_IDS
@@ -26,28 +25,24 @@ from workshop.sft_training import fine_tune, token_loss
 from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
-BATCHES = {"steps": 4, "batch_size": 4, "warmup_steps": 1}
-SHORT = BATCHES | {"size": SMALL, "holdout": 0.0, "log_every": 2, "device": "cpu"}
-MEMORISING = {
-    "steps": 250,
-    "batch_size": 8,
-    "lr": 6e-3,
-    "warmup_steps": 20,
-    "augment": False,
-    "log_every": 50,
+SHORT = {
+    "steps": 4,
+    "batch_size": 4,
+    "warmup_steps": 1,
+    "size": SMALL,
+    "holdout": 0.0,
+    "log_every": 2,
+    "device": "cpu",
 }
+MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False}
 FROM_CHECKPOINT = {"size": TinySize()}  # the sizes are the checkpoint's own
 ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 120, "batch_size": 4}
+KEY = "libero_spatial_no_noops"
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
-REGRESSION = MEMORISING | {"size": WIDER, "l1": True, "steps": 150}
 
 
 def sft_args(demos: Path, out: Path, **changes) -> SftArgs:
     return SftArgs((str(demos),), out, **(SHORT | changes))
-
-
-def load_policy(folder: Path) -> Policy:
-    return Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
 
 
 def read_records(folder: Path) -> list[dict]:
@@ -74,15 +69,6 @@ def memorised(demos, tmp_path_factory) -> Path:
     return fine_tune(sft_args(demos, out, **MEMORISING | {"size": WIDER}))
 
 
-def observations_of(episodes: list[DemoEpisode]) -> list[Observation]:
-    """What a simulator would have given at the episodes' frames."""
-    return [
-        Observation(images, proprio.astype(np.float64), episode.instruction)
-        for i, episode in enumerate(episodes)
-        for images, proprio in zip(raw_images(i), episode.proprio, strict=True)
-    ]
-
-
 def share_as_demonstrated(
     policy: Policy, episodes: list[DemoEpisode], mode: Mode = "greedy", bins: int = 1
 ) -> float:
@@ -104,24 +90,34 @@ def test_the_policy_acts_as_the_demonstrations_that_it_memorised(episodes, memor
     assert share_as_demonstrated(load_policy(memorised), episodes) == 1
 
 
-def test_the_folder_is_a_checkpoint_of_bfloat16_that_says_what_it_reads(demos, tmp_path):
-    init = make_small_checkpoint(tmp_path / "init", l1_head=True)
-    out = fine_tune(sft_args(demos, tmp_path / "out", init=str(init), holdout=0.5, **FROM_CHECKPOINT))
-    assert [record["step"] for record in read_records(out)] == [2, 4]
-    assert "held_out/loss" in read_records(out)[-1]
-    info = inspect_checkpoint(out)
+@pytest.fixture(scope="module")
+def init(tmp_path_factory) -> Path:
+    """A checkpoint whose L1 head is not to be trained."""
+    return make_small_checkpoint(tmp_path_factory.mktemp("init"), dtype=torch.bfloat16, l1_head=True)
+
+
+@pytest.fixture(scope="module")
+def continued(demos, init, tmp_path_factory) -> Path:
+    """`init`, trained a little."""
+    out = tmp_path_factory.mktemp("sft") / "continued"
+    return fine_tune(sft_args(demos, out, init=str(init), holdout=0.5, lr=1e-2, **FROM_CHECKPOINT))
+
+
+def test_the_folder_is_a_checkpoint_of_bfloat16_that_says_what_it_reads(continued):
+    assert [record["step"] for record in read_records(continued)] == [2, 4]
+    assert "held_out/loss" in read_records(continued)[-1]
+    info = inspect_checkpoint(continued)
     assert info.kind == "action tokens"  # init's L1 head is left out
     assert (info.num_images, info.uses_proprio) == (2, True)
-    assert list(info.statistics) == ["libero_spatial_no_noops"]
+    assert list(info.statistics) == [KEY]
     assert info.looks == ("lowpoly",)
-    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+    tensors = load_file(continued / "model.safetensors").values()
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
 
 
-def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, tmp_path):
-    init = make_small_checkpoint(tmp_path / "init", dtype=torch.bfloat16)
-    out = fine_tune(sft_args(demos, tmp_path / "out", init=str(init), **FROM_CHECKPOINT))
+def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(init, continued):
     before = load_small_network(init).state_dict()
-    after = load_small_network(out).state_dict()
+    after = load_small_network(continued).state_dict()
     unchanged = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
     # DINOv2's class token is only attended to, and trained by that.
     never_computed = tuple(
@@ -134,23 +130,25 @@ def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero
     assert rows_in_use.tolist() == [*ACTION_TOKEN_IDS]
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
-    with pytest.raises(BadInput, match="--lr"):
-        fine_tune(sft_args(demos, tmp_path / "out", lr=1e18, warmup_steps=0))
-
-
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
+        ({"lr": 1e18, "warmup_steps": 0}, "--lr"),
         ({"holdout": 1.0}, "--holdout"),
         ({"init": "somewhere"}, "--image-size.* --init"),
         ({"lora_rank": 4}, "--init"),
         ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no action head
     ],
 )
-def test_flags_that_cannot_work_are_refused(demos, tmp_path, changes, flag):
+def test_flags_that_cannot_work_are_refused_and_leave_nothing(demos, tmp_path, changes, flag):
     with pytest.raises(BadInput, match=flag):
         fine_tune(sft_args(demos, tmp_path / "out", **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_left_alone(demos, tmp_path):
+    with pytest.raises(BadInput, match="exists"):
+        fine_tune(sft_args(demos, tmp_path))
 
 
 def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp_path):
@@ -171,7 +169,8 @@ def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp
 def test_an_l1_head_learns_the_demonstrations_beside_the_token_head_as_it_was_built(
     demos, episodes, tmp_path
 ):
-    out = fine_tune(sft_args(demos, tmp_path / "out", **REGRESSION))
+    changes = MEMORISING | {"size": WIDER, "l1": True, "steps": 150}
+    out = fine_tune(sft_args(demos, tmp_path / "out", **changes))
     losses = [record["loss"] for record in read_records(out)]
     assert losses[0] > 3 * losses[-1]
     policy = load_policy(out)
@@ -193,12 +192,10 @@ def headless(memorised, tmp_path_factory) -> Path:
     head = tensors["language_model.lm_head.weight"]
     head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)) / head.shape[1] ** 0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "dataset_statistics.json"
-    entries = json.loads(path.read_text())
-    for name in ("action", "proprio"):
-        vector = entries["libero_spatial_no_noops"][name]
+    entries = read_json(folder / STATISTICS_FILE)
+    for vector in (entries[KEY]["action"], entries[KEY]["proprio"]):
         vector["q99"] = [2 * value + 1 for value in vector["q99"]]
-    path.write_text(json.dumps(entries))
+    write_json(folder / STATISTICS_FILE, entries)
     return folder
 
 
@@ -218,7 +215,7 @@ def test_adapters_teach_a_head_to_speak_action_tokens(episodes, adapters):
 
 
 def test_the_demonstrations_statistics_stay_with_all_that_follows(episodes, headless, adapters, tmp_path):
-    statistics = load_statistics(adapters)["libero_spatial_no_noops"]
+    statistics = load_statistics(adapters)[KEY]
     base = load_policy(headless)
     assert scale_digest(statistics) != scale_digest(base.statistics)
     load_policy(adapters).save_adapter(tmp_path / "later")  # as by RL that began here

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import BadInput, Observation, write_json
-from tests.demo_episodes import raw_images, write_demos
-from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.loading import LoadOptions
-from vla.policy import Policy
-from workshop.demo_files import RECIPE_FILE
+from contracts import BadInput, write_json
+from tests.demo_episodes import make_episode, observations_of, write_demos
+from tests.small_checkpoint import SMALL, load_policy, make_small_checkpoint
+from workshop.demo_files import RECIPE_FILE, episode_path, list_episodes, read_episode, write_episode
 from workshop.demos import DemosArgs
 from workshop.sft_data import (
     Episodes,
@@ -48,12 +46,8 @@ def test_training_sees_what_the_policy_acts_on(episodes, statistics, tmp_path):
     """Pixels, prompts of two lengths, robot state: files of frames against the observations they were made from."""
     checkpoint = make_small_checkpoint(tmp_path / "checkpoint")
     write_json(checkpoint / "dataset_statistics.json", {KEY: statistics})
-    policy = Policy.load(str(checkpoint), LoadOptions(task_suite="libero_spatial"))
-    observations = [
-        Observation(images, proprio.astype(np.float64), episode.instruction)
-        for i, (episode, _) in enumerate(episodes)
-        for images, proprio in zip(raw_images(i), episode.proprio, strict=True)
-    ]
+    policy = load_policy(checkpoint)
+    observations = observations_of([episode for episode, _ in episodes])
     training = policy.chunk_logits(make_observations(episodes))
     torch.testing.assert_close(training, policy.chunk_logits(observations), rtol=1e-4, atol=1e-4)
 
@@ -93,3 +87,20 @@ def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split():
     assert (len(train), len(held_out)) == (2, 2)  # rounded up
     assert sorted(train + held_out) == names
     assert split_episodes(names, 0.3, seed=1) == (train, held_out)
+
+
+def test_an_episode_comes_back_as_it_was_written_and_a_cut_file_is_refused(tmp_path):
+    path = episode_path(tmp_path / "new folder", 7, 12)
+    episode = make_episode(0)
+    write_episode(path, episode)
+    np.testing.assert_equal(vars(read_episode(path)), vars(episode))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BadInput, match=r"episode_07_000012\.npz"):
+        read_episode(path)
+
+
+def test_hdf5_files_are_called_by_their_name(tmp_path):
+    (tmp_path / "pick_up_the_black_bowl_demo.hdf5").touch()
+    with pytest.raises(BadInput, match="HDF5"):
+        list_episodes(tmp_path)

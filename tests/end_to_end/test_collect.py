@@ -74,10 +74,6 @@ def test_the_table_has_start_and_end_of_every_run(experiment, capsys):
     assert "| 0 → 1 of 1 | +100 points" in second
 
 
-def test_holms_correction():
-    assert compare.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-
-
 def test_the_plot_is_small(experiment, tmp_path):
     picture = tmp_path / "name.svg"
     plot.main([str(experiment), str(picture)])
