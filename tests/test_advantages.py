@@ -21,12 +21,9 @@ from tests.fakes import ACTION_DIM, trajectory
 outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
-def advantages(kind, successes, groups=None, lengths=None) -> np.ndarray:
-    """Of every decision; by default of trajectories of one decision each, all in one group."""
-    played = [
-        trajectory(lengths[i] if lengths else 1, bool(success), groups[i] if groups else 0, i)
-        for i, success in enumerate(successes)
-    ]
+def advantages(kind, successes) -> np.ndarray:
+    """Of every decision of trajectories of one decision each, all in one group and of one task."""
+    played = [trajectory(1, bool(success), 0, i) for i, success in enumerate(successes)]
     config = LossConfig(advantage=kind)
     return relative_returns(flatten(played, ACTION_DIM), played, config).numpy()
 
@@ -37,7 +34,7 @@ def test_relative_advantages_follow_their_closed_forms(successes):
     spread = returns.std(ddof=1) if len(set(successes)) > 1 else math.inf
     scores = pytest.approx((returns - returns.mean()) / (spread + 1e-6), rel=1e-4, abs=1e-6)
     assert advantages("group", successes) == scores
-    assert advantages("batch", successes, groups=list(range(len(successes)))) == scores
+    assert advantages("batch", successes) == scores
     if len(set(successes)) == 1:  # exactly 0: such decisions never run
         assert not any(advantages(kind, successes).any() for kind in ("group", "batch"))
 
@@ -52,10 +49,6 @@ def test_batch_advantages_compare_episodes_of_the_same_task():
     assert values.tolist() == pytest.approx(
         [0, 0, 0.25 / spread, -0.75 / spread, 0.25 / spread, 0.25 / spread], rel=1e-4
     )
-
-
-def test_absolute_advantages_are_returns():
-    assert advantages("absolute", [1, 0, 1], lengths=[1, 2, 1]).tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
 def test_magnitudes_are_clamped_to_10():

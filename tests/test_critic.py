@@ -120,8 +120,8 @@ def test_the_slope_is_that_of_least_squares_within_each_task():
 
 
 def test_values_are_a_function_of_what_is_remembered_the_seed_and_the_update(taught):
-    torch.rand(3)  # what others draw does not matter
     first = predictions_of(taught, played(9))
+    torch.rand(3)  # what others draw does not matter
     before = torch.get_rng_state()
     assert torch.equal(predictions_of(taught, played(9)), first)
     assert torch.equal(torch.get_rng_state(), before)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 
 from configs.config import TrainConfig, changed
@@ -24,12 +23,6 @@ CONFIG = changed(
 WARMUP = phase_at(0, CONFIG.phases)
 RL = phase_at(10**6, CONFIG.phases)
 LENGTHS = (3, 2, 3)
-
-
-@pytest.fixture
-def checkpoints(tmp_path) -> Path:
-    (tmp_path / "checkpoints").mkdir()
-    return tmp_path / "checkpoints"
 
 
 class Observed(FakePolicy):
@@ -53,13 +46,14 @@ def rollout(index: int):
 
 
 def play_and_save(learner: Learner, indices: range, checkpoints: Path) -> Path:
+    checkpoints.mkdir(exist_ok=True)
     for index in indices:
         update(learner, rollout(index), WARMUP, CONFIG, index)
         folder = save_checkpoint(checkpoints, learner, TrainerState(global_step=index), keep=2)
     return folder
 
 
-def test_each_update_draws_as_many_rows_from_all_rollouts_alike(checkpoints):
+def test_each_update_draws_as_many_rows_from_all_rollouts_alike():
     learner = untrained()
     for index in range(4):
         learner.policy.learned = []
@@ -72,36 +66,25 @@ def test_each_update_draws_as_many_rows_from_all_rollouts_alike(checkpoints):
     assert all(origin & set(learner.policy.learned) for origin in origins)
 
 
-def test_all_rows_are_labelled_by_the_teacher_and_keep_no_hidden_states():
-    learner = untrained()
-    for index in range(2):
-        update(learner, rollout(index), WARMUP, CONFIG, index)
-    for lesson in learner.lessons:
-        assert lesson.kept == [None] * len(lesson)
-        expected = learner.policy.act_as_teacher(lesson.observations).tokens
-        assert torch.equal(lesson.tokens, expected)
-
-
-def test_a_resumed_warmup_goes_on_with_the_same_rollouts(checkpoints, tmp_path):
+def test_a_resumed_warmup_goes_on_with_the_same_rollouts(tmp_path):
     straight = untrained()
-    play_and_save(straight, range(4), checkpoints)
-    (tmp_path / "stopped").mkdir()
+    play_and_save(straight, range(4), tmp_path / "straight")
     folder = play_and_save(untrained(), range(2), tmp_path / "stopped")
     resumed = untrained()
     load_checkpoint(folder, resumed)
     play_and_save(resumed, range(2, 4), tmp_path / "stopped")
-    for parameter, expected in zip(
-        parameters_of(resumed.policy), parameters_of(straight.policy), strict=True
-    ):
-        assert torch.equal(parameter, expected)
+    assert all(map(torch.equal, parameters_of(resumed.policy), parameters_of(straight.policy)))
 
 
-def test_after_the_warmup_they_are_forgotten(checkpoints):
+def test_lessons_keep_labels_and_no_hidden_states_and_are_forgotten_after_the_warmup(tmp_path):
     learner = untrained()
-    play_and_save(learner, range(2), checkpoints)
-    assert len(list((checkpoints / "lessons").iterdir())) == 2
+    play_and_save(learner, range(2), tmp_path / "run")
+    assert len(list((tmp_path / "run" / "lessons").iterdir())) == 2
+    for lesson in learner.lessons:
+        assert lesson.kept == [None] * len(lesson)
+        assert torch.equal(lesson.tokens, learner.policy.act_as_teacher(lesson.observations).tokens)
     batch = replace(rollout(2), advantages=torch.ones(sum(LENGTHS)))
     update(learner, batch, RL, CONFIG, 2)
-    save_checkpoint(checkpoints, learner, TrainerState(global_step=2), keep=2)
+    save_checkpoint(tmp_path / "run", learner, TrainerState(global_step=2), keep=2)
     assert not learner.lessons
-    assert not (checkpoints / "lessons").exists()
+    assert not (tmp_path / "run" / "lessons").exists()

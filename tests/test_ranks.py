@@ -1,7 +1,6 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,32 +17,13 @@ ROOT = Path(__file__).parents[1]
 UPDATES = ["uneven", "one row each", "poisoned", "one rank short of memory"]
 
 
-def launched(rank: int, port: int) -> dict[str, str]:
-    """The environment variables that a launcher gives to its processes."""
-    return {
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.together", str(folder)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [subprocess.Popen(command, cwd=ROOT, env=launched(rank, port), **pipes) for rank in (0, 1)]
-    outputs = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 9], "\n".join(outputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        patch.setattr(launcher, "handle_stop_signals", lambda _: None)
+        assert run_as_ranks([sys.executable, "-m", "tests.together", str(folder)], 2) == 9
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

@@ -92,7 +92,6 @@ def learn(
     phase=RL,
     loss=None,
     temperature=1.0,
-    teacher_mode="greedy",
     **settings,
 ):
     """Metrics of an update; `settings` of UpdateConfig. `distil`: in the warmup."""
@@ -109,7 +108,7 @@ def learn(
         update=UpdateConfig(**settings),
         rollout=RolloutConfig(temperature=temperature),
     )
-    config = settle_warmup(config, teacher_mode)
+    config = settle_warmup(config, "greedy")
     learner = Learner(policy, None, optimizer or adamw(policy))
     batch = batch if distil else replace(batch, advantages=advantages)
     return update(learner, batch, WARMUP if distil else phase, config, 0)
@@ -336,20 +335,11 @@ def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
 # the optimizer
 
 
-@pytest.mark.parametrize(
-    ("teacher_mode", "given", "lr", "epochs"),
-    [
-        ("greedy", {}, 3e-6, 1),
-        ("l1", {}, 1e-3, 16),
-        ("l1", {"warmup_lr": 2e-3, "warmup_epochs": 3}, 2e-3, 3),
-    ],
-)
-def test_the_warmup_has_steps_that_suit_the_teacher(policy, batch, teacher_mode, given, lr, epochs):
-    settings = {"optimizer": adamw(policy, lr=0.5), "teacher_mode": teacher_mode, "lr": 2e-4, "n_epochs": 2}
-    in_rl = learn(policy, batch, **settings, **given)
-    assert (in_rl["train/lr"], in_rl["train/optimizer_steps"]) == (2e-4, 2)
-    in_warmup = learn(policy, batch, distil=True, **settings, **given)
-    assert (in_warmup["train/lr"], in_warmup["train/optimizer_steps"]) == (lr, epochs)
+def test_the_warmup_has_its_own_learning_rate_and_epochs(policy, batch):
+    settings = {"lr": 2e-4, "n_epochs": 2, "warmup_lr": 2e-3, "warmup_epochs": 3}
+    for distil, lr, epochs in ((False, 2e-4, 2), (True, 2e-3, 3)):
+        metrics = learn(policy, batch, distil=distil, **settings)
+        assert (metrics["train/lr"], metrics["train/optimizer_steps"]) == (lr, epochs)
 
 
 @pytest.mark.parametrize(
