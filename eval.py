@@ -269,7 +269,7 @@ def play_missing(
     missing: Mapping[Rule, Sequence[EpisodeKey]],
     file: ResultsFile,
 ) -> None:
-    """Play the missing episodes of each rule, and save them also if this is stopped."""
+    """Play the missing episodes of each rule, and save them also if this is stopped. Raises BadInput if none ends."""
     videos = file.path.with_name(f"{file.path.stem}-videos")
     conditions = Conditions(config.seed, config.model.max_batch, config.video, videos)
     try:
@@ -281,6 +281,8 @@ def play_missing(
     for rule, keys in missing.items():
         for key in set(keys) - file.results.outcomes(rule).keys():
             say(f"not played, because the simulator failed three times: {key}, {rule}")
+    if not file.results.episodes:
+        raise BadInput("the simulator failed in every episode: see the messages above")
 
 
 def print_trained_states(config: EvalConfig) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from contracts import BadInput
 from envs.env import ChunkResult, Env, EnvSpec, Start
 
 EnvFactory = Callable[[EnvSpec, int], Env]
@@ -31,6 +32,11 @@ class SlotEnv:
         """Execute a request; returns its outcome, with preprocessed images if there is a `prepare`. Raises BadInput."""
         if isinstance(request, np.ndarray):
             playing_env = next(reversed(self._envs.values()))
+            if request.shape[1] != playing_env.action_dim:
+                raise BadInput(
+                    f"the policy's actions have {request.shape[1]} numbers, {playing_env.name} takes "
+                    f"{playing_env.action_dim}: use a checkpoint of this robot"
+                )
             result = playing_env.step_chunk(request)
         else:
             task_id, start = request

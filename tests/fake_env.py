@@ -15,6 +15,9 @@ EPISODE_STEPS = 16  # two chunks
 class FakeEnv:
     """Every observation tells the process, the task and the initial state that it comes from."""
 
+    name = "set the table"
+    action_dim = 7
+
     def __init__(self, spec, task_id):
         self.spec = spec
         self.task_id = task_id

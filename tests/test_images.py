@@ -86,3 +86,9 @@ def test_bytes_and_shares_of_one_mean_the_same_levels_and_other_ranges_are_refus
     for wrong in (levels / 1.0, levels / 127.5 - 1, levels.astype(np.int64), np.array([0.5, np.nan])):
         with pytest.raises(BadInput, match="floats from 0 to 1"):
             to_levels(wrong)
+
+
+@pytest.mark.parametrize("shape", [(128, 128, 3), (3, 256, 256), (256, 256, 4)])
+def test_frames_of_another_shape_are_refused(shape):
+    with pytest.raises(BadInput, match="give"):
+        model_input_images(np.zeros((2, *shape), np.uint8), 224)

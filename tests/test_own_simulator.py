@@ -57,6 +57,6 @@ def test_a_pool_plays_it_to_the_step_limit_and_a_fault_is_no_failure(env_class):
         assert (result.env_steps, result.success, result.error) == (80, False, None)
         pool.reset(0, 0, Start(0))
         pool.ready()
-        pool.step(0, np.array([["not", "numbers"]]))
+        pool.step(0, np.full((8, 7), "no number"))
         ((_, result),) = pool.ready()
         assert result.error is not None

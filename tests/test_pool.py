@@ -204,5 +204,7 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
             assert slot(request).observation.proprio[1] == task_id
     assert built == [0, 1, 2, 3]
     assert closed == [1]  # the one that was not used for longest
+    with pytest.raises(BadInput, match="14 numbers"):
+        slot(np.zeros((8, 14)))
     slot.close()
     assert sorted(closed) == [0, 1, 2, 3]

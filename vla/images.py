@@ -18,6 +18,7 @@ from PIL import Image
 
 from contracts import BadInput
 
+FRAME_SHAPE = (256, 256, 3)  # of the frames that the public checkpoints were trained on
 CROP_AREA = 0.9  # share of the image's area that the centre crop keeps
 # Coefficients of x^3, x^5, x^7 and of x^2, x^4, x^6, x^8 for `_sine`.
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)
@@ -25,7 +26,9 @@ COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4
 
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
-    """Process frames like the training data: RGB (..., H, W, 3), see `to_levels` -> uint8 (..., S, S, 3)."""
+    """Process frames like the training data: RGB (..., 256, 256, 3), see `to_levels` -> uint8 (..., S, S, 3)."""
+    if frames.shape[-3:] != FRAME_SHAPE:
+        raise BadInput(f"images of the shape {frames.shape[-3:]}: give {FRAME_SHAPE}: height, width, RGB")
     frames = to_levels(frames)
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
