@@ -25,12 +25,12 @@ from contracts import Observation
 from envs.env import ChunkResult, Start
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from vla.optimizer import make_optimizer
-from vla.tokens import median_tokens
+from vla.policy import Acted
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS, median_tokens
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
-NUM_TOKENS, NUM_BINS = CHUNK_LENGTH * ACTION_DIM, 256
+NUM_TOKENS = CHUNK_LENGTH * ACTION_DIM
 NUM_FEATURES = 3
-FIRST_ACTION_TOKEN = 31744
 
 
 def observation(*features: float) -> Observation:
@@ -43,14 +43,6 @@ def observation(*features: float) -> Observation:
 def random_observations(count: int, seed: int = 0) -> list[Observation]:
     rng = np.random.default_rng(seed)
     return [observation(*rng.normal(size=NUM_FEATURES)) for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class Acted:
-    tokens: Tensor
-    logprobs: Tensor
-    actions: np.ndarray
-    kept: Sequence[Tensor | None]
 
 
 class FakePolicy(nn.Module):
@@ -89,10 +81,10 @@ class FakePolicy(nn.Module):
 
     def _features(self, observations: Sequence[Any], kept: Sequence[Any] | None) -> Tensor:
         features = torch.tensor(np.stack([o.proprio for o in observations]), dtype=self.base.dtype)
-        known = [None] * len(observations) if kept is None else kept
-        return torch.stack(
-            [row if states is None else states for row, states in zip(features, known, strict=True)]
-        )
+        if kept is None:
+            return features
+        pairs = zip(features, kept, strict=True)
+        return torch.stack([row if states is None else states for row, states in pairs])
 
     def _logits(self, features: Tensor) -> Tensor:
         # Products and short sums, no matrix product: a row's bits do not depend on the batch around it.
@@ -114,11 +106,8 @@ class FakePolicy(nn.Module):
         features = self._features(observations, kept)
         logits = self._logits(features)
         if mode == "sample":
-            probabilities = (logits / temperature).softmax(-1)
-            draws = [
-                torch.multinomial(p, 1, generator=g)[:, 0]
-                for p, g in zip(probabilities, generators, strict=True)
-            ]
+            pairs = zip((logits / temperature).softmax(-1), generators, strict=True)
+            draws = [torch.multinomial(row, 1, generator=generator)[:, 0] for row, generator in pairs]
             tokens = torch.stack(draws) + FIRST_ACTION_TOKEN
         elif mode == "median":
             tokens = median_tokens(logits)
@@ -325,7 +314,7 @@ class FakePool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        pass
 
 
 def trajectory(

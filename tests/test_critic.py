@@ -14,7 +14,6 @@ from rl.critic import (
     old_and_new_rows,
     predict_success,
     predict_then_remember,
-    regression_slope,
 )
 from rl.trajectory import Trajectory, flatten
 from tests.fakes import ACTION_DIM, observation, trajectory
@@ -104,19 +103,6 @@ def test_values_are_near_the_tasks_mean_where_states_say_nothing():
         critic, played_by_chance(5, 99, task_id=3), 0, 9
     )  # a task that it has not seen
     assert ((other > 0) & (other < 1)).all()
-
-
-def test_the_slope_is_that_of_least_squares_within_each_task():
-    generator = torch.Generator().manual_seed(0)
-    task_ids = torch.tensor([0] * 40 + [1] * 60)
-    predictions = torch.rand(100, generator=generator) + task_ids
-    returns = 0.4 * predictions + 0.1 * torch.rand(100, generator=generator) - 3.0 * task_ids
-    columns = torch.stack([predictions, (task_ids == 0).float(), (task_ids == 1).float()], dim=1)
-    expected = torch.linalg.lstsq(columns, returns[:, None]).solution[0].item()
-    assert regression_slope(predictions, returns, task_ids) == pytest.approx(expected, rel=1e-4)
-    assert regression_slope(predictions, -returns, task_ids) == 0
-    assert regression_slope(predictions, 5 * returns, task_ids) == 1
-    assert regression_slope(torch.ones(100), returns, task_ids) == 0
 
 
 def test_values_are_a_function_of_what_is_remembered_the_seed_and_the_update(taught):

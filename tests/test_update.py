@@ -272,12 +272,9 @@ def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
 # the ratios of the first minibatch
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.6])
-def test_first_ratio_error_is_0_when_update_and_rollout_agree(policy, temperature):
-    batch = acted_batch(policy, LENGTHS, temperature)
-    metrics = learn(
-        policy, batch, temperature=temperature, n_epochs=3, batch_size=2, micro_batch_size=1, lr=0.1
-    )
+def test_first_ratio_error_is_0_when_update_and_rollout_agree(policy):
+    batch = acted_batch(policy, LENGTHS, temperature=1.6)
+    metrics = learn(policy, batch, temperature=1.6, n_epochs=3, batch_size=2, micro_batch_size=1, lr=0.1)
     assert metrics["train/first_ratio_error"] < 1e-5  # though later minibatches have moved far
     assert metrics["train/first_token_ratio_error"] < 1e-5
     assert metrics["train/ratio_max"] > 1.05
@@ -287,10 +284,7 @@ def test_first_ratio_error_is_0_when_update_and_rollout_agree(policy, temperatur
 def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_step(policy, fault):
     batch = acted_batch(policy, LENGTHS, temperature=1.6 if fault == "temperature" else 1.0)
     if fault == "weights":
-        with torch.no_grad():
-            policy.adapter += 0.5 * torch.randn(
-                policy.adapter.shape, generator=torch.Generator().manual_seed(3)
-            )
+        policy = FakePolicy(adapter_scale=0.6)
     if fault == "tokens":  # whose errors cancel within a chunk, but the loss clips tokens
         batch.student_logprobs[:, 0::2] += 0.5
         batch.student_logprobs[:, 1::2] -= 0.5
