@@ -56,7 +56,7 @@ def make_pool(
     """
     check_versions()
     spec = _spec_for_workers(spec, simulators)
-    return Pool(spec, num_envs, prepare=prepare, worker_class=_worker_class(simulators, num_envs))
+    return Pool(spec, num_envs, make_env, prepare, _worker_class(simulators, num_envs))
 
 
 def _spec_for_workers(spec: EnvSpec, simulators: Simulators) -> EnvSpec:
@@ -94,8 +94,8 @@ class Pool:
     def __init__(
         self,
         spec: EnvSpec,
-        num_envs: int = 1,
-        make_env: EnvFactory = make_env,
+        num_envs: int,
+        make_env: EnvFactory,
         prepare: Prepare | None = None,
         worker_class: type[Worker] = ProcessWorker,
         step_timeout_s: float = STEP_TIMEOUT_S,

@@ -1,25 +1,19 @@
 """The simulator of docs/OWN_SIMULATOR.md keeps the contract of `Env` and plays in a pool."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from envs.env import ChunkResult, Env, EnvSpec, Start
 from envs.pool import Pool
 from envs.worker import InlineWorker
+from tests.end_to_end.reach import load_env_class
 
-PAGE = Path(__file__).parents[1] / "docs" / "OWN_SIMULATOR.md"
 SPEC = EnvSpec("libero_spatial", (0,), num_images=1)
 
 
 @pytest.fixture(scope="module")
 def env_class():
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(source, names)
-    return names["ReachEnv"]
+    return load_env_class()
 
 
 def play(env: Env, start: Start) -> list[ChunkResult]:

@@ -1,6 +1,6 @@
-"""Run train_grpo.py or eval.py and die by SIGKILL at a chosen moment.
+"""Run the `main` of a module and die by SIGKILL at a chosen moment.
 
-    python -m tests.end_to_end.killed WHERE COUNT PROGRAM ARGV...
+    python -m tests.end_to_end.killed WHERE COUNT MODULE ARGV...
 
 WHERE: chunk (before the COUNT-th chunk of actions of the inline simulator), update (before the COUNT-th optimizer step)
 or checkpoint (before the COUNT-th state is written, of a checkpoint or an evaluation). Of several ranks number 1 dies.
@@ -38,8 +38,8 @@ def dying_at_call(count: int, function: Callable) -> Callable:
 
 
 if __name__ == "__main__":
-    where, count, program, *argv = sys.argv[1:]
+    where, count, module, *argv = sys.argv[1:]
     if os.environ.get("RANK", "1") == "1":
         owner, name = PLACES[where]
         setattr(owner, name, dying_at_call(int(count), getattr(owner, name)))
-    importlib.import_module(program).main(argv)
+    importlib.import_module(module).main(argv)

@@ -9,7 +9,9 @@ import pytest
 
 import train_grpo
 from contracts import BadInput
+from envs import pool
 from rl.launcher import run_as_ranks
+from tests.end_to_end import reach
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run
 from tests.end_to_end.test_resume import assert_same_run
 
@@ -45,11 +47,12 @@ def free_port() -> int:
 @pytest.mark.usefixtures("own_signals")
 def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smoke, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(pool, "make_env", reach.make_env)
     flags = [*smoke, *SAME_BITS, *TWO_UPDATES]
     alone, flags = flags_into(flags, tmp_path / "alone"), flags_into(flags, tmp_path / "ranks")
     train_grpo.main(alone)
     # The steps: two of the check before the run, one of the warmup's epoch, two of the second update.
-    killed = [sys.executable, "-m", "tests.end_to_end.killed", "update", "5", "train_grpo"]
+    killed = [sys.executable, "-m", "tests.end_to_end.killed", "update", "5", reach.__name__]
     assert run_as_ranks([*killed, *flags], 2) not in (0, 1, 2)
     run = only_run(flags)
     assert latest_of(run).name == "step_16"
@@ -58,7 +61,7 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
         train_grpo.main(["--resume", str(run)])
 
     port = free_port()
-    machines = [machine_of_two(rank, port, "train_grpo.py", "--resume", str(run)) for rank in (0, 1)]
+    machines = [machine_of_two(rank, port, "-m", reach.__name__, "--resume", str(run)) for rank in (0, 1)]
     outputs = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert_same_run(run, only_run(alone))

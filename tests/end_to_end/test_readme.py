@@ -25,9 +25,7 @@ EVAL_SHORT = "--num-envs 1 --trials 1 --device cpu --max-env-steps 8"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
     "make demo": f"FLAGS='{SHORT} --num-envs 2 --name demo'",
-    "python train_grpo.py --task-id 0 --check-only": f"{RANDOM_WEIGHTS} --num-envs 1",
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
-    "python train_grpo.py --resume runs/RUN": "--total-steps 16",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
     "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 "

@@ -1,4 +1,7 @@
-"""Nothing is lost: a stopped, killed or extended run equals the run that went straight through, bit for bit."""
+"""Nothing is lost: a stopped, killed or extended run equals the run that went straight through, bit for bit.
+
+Runs on a simulator that costs nothing; that an episode of LIBERO depends on its start alone is in test_libero.py.
+"""
 
 import os
 import signal
@@ -11,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import train_grpo
+from envs import pool
+from tests.end_to_end import reach
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run, records_of, run_command
 from tests.stored_runs import comparable_metrics
 
@@ -62,7 +67,7 @@ def everything(smoke) -> list[str]:
 def stopped_by_sigterm(flags: list[str]) -> Path:
     """The folder of a run that SIGTERM has stopped after its first update."""
     with subprocess.Popen(
-        [sys.executable, "train_grpo.py", *flags],
+        [sys.executable, "-m", reach.__name__, *flags],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
@@ -83,9 +88,10 @@ def stopped_by_sigterm(flags: list[str]) -> Path:
 
 
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
-    everything, tmp_path
+    everything, tmp_path, monkeypatch
 ):
     """Also with another end than it was started with."""
+    monkeypatch.setattr(pool, "make_env", reach.make_env)
     flags = flags_into(everything, tmp_path / "straight")
     train_grpo.main(flags)
     straight = only_run(flags)
@@ -94,7 +100,7 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
     assert latest_of(run).name == "step_32"
     resume = ["--resume", str(run), "--total-steps", "128"]
-    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *resume)
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", reach.__name__, *resume)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert latest_of(run).name == "step_32"
     assert (run / "checkpoints" / ".writing").exists()

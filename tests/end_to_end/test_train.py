@@ -1,15 +1,22 @@
-"""`train_grpo.py` from a preset to a finished run folder, and the flags that change what it does."""
+"""`train_grpo.py` from a preset to a finished run folder, a run that begins with it, and what benchmarks make of it."""
 
 import json
+import shutil
 
 import pytest
 
+import eval
 import train_grpo
+from benchmarks import collect, compare, plot
 from configs.cli import parse_train
 from contracts import TimeIsUp
+from envs import pool
+from tests.end_to_end import reach
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
 from vla.adapter_folder import WEIGHTS_FILE
 from vla.weights import read_header
+
+SEEDS = (0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,10 @@ def test_run_folder_is_complete(run):
     }
 
 
-def test_a_run_begins_with_the_adapter_of_another_as_its_teacher_and_finds_it_again(smoke, run, tmp_path):
+def test_a_run_begins_with_the_adapter_of_another_as_its_teacher_and_finds_it_again(
+    smoke, run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pool, "make_env", reach.make_env)
     adapter = run / "checkpoints" / "latest"
     flags = [*flags_into(smoke, tmp_path), "--checkpoint", str(adapter), "--warmup-actor", "student"]
     flags += ["--total-steps", "64", "--eval-interval", "1000"]
@@ -65,3 +75,74 @@ def test_a_run_begins_with_the_adapter_of_another_as_its_teacher_and_finds_it_ag
     assert [row["schedule/phase"] for row in updates] == [0, 1]
     assert updates[0]["rollout/teacher_fraction"] == 0.0
     assert "distill/accuracy" in updates[0]
+
+
+def test_check_only_checks_and_leaves_no_run(smoke, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pool, "make_env", reach.make_env)
+    train_grpo.main([*flags_into(smoke, tmp_path / "runs"), "--check-only"])
+    assert "all checks passed" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def experiment(run, tmp_path_factory):
+    """From the run, a copy of it as another seed's, and the run's end played by eval.py: one compact file."""
+    folder = tmp_path_factory.mktemp("experiment")
+    second = shutil.copytree(run, folder / "second")
+    description = json.loads((second / "config.json").read_text())
+    description["config"]["run"]["seed"] = SEEDS[1]
+    (second / "config.json").write_text(json.dumps(description))
+    runs = [run, second]
+    checkpoint = str(run / "checkpoints" / "latest")
+    results = str(folder / "results.json")
+    short = ["--init-states", "both", "--first-init-state", "48", "--trials", "3", "--max-env-steps", "16"]
+    short += ["--num-envs", "1", "--device", "cpu", "--assets", "lowpoly", "--task-ids", "0"]
+    eval.main(["--checkpoint", checkpoint, "--mode", "greedy", "sample", *short, "--out", results])
+    collect.main([str(folder / "name.json"), *map(str, runs), "--results", results, "--note", "a trial"])
+    return folder / "name.json"
+
+
+def test_the_file_has_what_tables_and_plots_need(experiment):
+    stored = json.loads(experiment.read_text())
+    assert [run["seed"] for run in stored["runs"]] == list(SEEDS)
+    for run in stored["runs"]:
+        assert run["updates"]["global_step"] == [32, 64, 96]
+        assert [evaluation["global_step"] for evaluation in run["evaluations"]] == [0, 32, 64, 96]
+        assert {"teacher", "greedy", "sample"} <= run["evaluations"][0]["successes"].keys()
+        assert run["machine"]["cpus"] > 0
+    (results,) = stored["results"]
+    assert results["seed"] == SEEDS[0]
+    assert {task: len(outcomes) for task, outcomes in results["successes"]["greedy"].items()} == {
+        "libero_spatial 0 official from 48": 2,
+        "libero_spatial 0 fresh from 0": 1,
+    }
+
+
+def test_a_comparison_pairs_seeds_and_states(experiment, tmp_path, capsys):
+    stored = json.loads(experiment.read_text())
+    for index, run in enumerate(stored["runs"]):
+        run["updates"]["rollout/success_rate"] = [0.5, 0.5, 0.5 + 0.1 * index]
+    stored["results"][0]["successes"]["greedy"]["libero_spatial 0 official from 48"] = "11"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(stored))
+    compare.main([str(experiment), str(other)])
+    rows = {row.split(" | ")[0].strip("| "): row.split(" | ") for row in capsys.readouterr().out.splitlines()}
+    assert rows["area"][2] == "2"
+    assert 0.5 < float(rows["area"][4]) < 0.55
+    assert rows["greedy by state"][2:5] == ["3", "0.000", "0.667"]
+
+
+def test_the_table_has_start_and_end_of_every_run(experiment, capsys):
+    stored = json.loads(experiment.read_text())
+    stored["runs"][1]["evaluations"][-1]["successes"]["greedy"] = {"libero_spatial 0 official from 40": "1"}
+    experiment.with_name("table.json").write_text(json.dumps(stored))
+    compare.main([str(experiment.with_name("table.json"))])
+    _, _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"| {SEEDS[0]} | 0 → 0 of 1 |")
+    assert "| 0 → 1 of 1 | +100 points" in second
+
+
+def test_the_plot_is_small(experiment, tmp_path):
+    picture = tmp_path / "name.svg"
+    plot.main([str(experiment), str(picture)])
+    assert 5_000 < picture.stat().st_size < 100_000
