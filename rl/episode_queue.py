@@ -58,7 +58,7 @@ class PlaySteps:
     at once. Episode 2 may start if episode 0 holds fewer than 100 env steps, so it starts when a simulator is free.
     Episode 3 may start if episodes 0 and 1 together do. Once both have ended they hold 110, so the rollout is episodes
     0 to 2, 150 env steps. Had episode 0 been slow, and only 40 env steps far when the other simulator was free, episode
-    3 would have started, and would be left out at the end.
+    3 would have started, and would be left out at the end: it counts nowhere, not in global_step either.
 
     Every rank plays every `size`-th group, so that no member of a group is left out.
     """

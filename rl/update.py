@@ -4,14 +4,14 @@ The path of a gradient: `update` deals the decisions of each epoch into minibatc
 on each; `accumulate_gradient` divides a minibatch into micro-batches that fit into memory; `add_gradient` computes the
 gradient of one of them, and `Objective.loss` its loss, by the formulas in rl/losses.py.
 
-A decision is active if it can contribute a gradient (`active_decisions`); the others are not computed.
+A decision is active if it can contribute a gradient (`Objective.is_active`); the others are not computed.
 
 What bounds how far one update moves the policy:
   clip_low, clip_high   once a token's probability has changed by this share in the direction that its advantage asks
                         for, the token has no gradient any more (rl/losses.py)
   max_grad_norm         the gradient of each step is scaled down to this norm; a broken one is skipped (rl/optimizer.py)
   desired_kl            the learning rate of the next update follows the KL that this one has measured (`follow_kl`)
-Nothing ends an update early: it takes all its epochs.
+No limit of KL ends an update early: it takes all its epochs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig
-from configs.sections import LossConfig, UpdateConfig
+from configs.sections import UpdateConfig
 from rl.critic import Critic
 from rl.lessons import draw, remember
 from rl.losses import SOFT_TEMPERATURE, Statistics, distillation_loss, policy_advantages, ppo_loss
@@ -94,12 +94,19 @@ class Objective:
         logprobs = self.policy.token_logprobs(logits, decisions.tokens, temperature)
         return ppo_loss(logits, logprobs, decisions, self.config.loss, temperature)
 
+    def is_active(self, decisions: Batch) -> Tensor:
+        """Which decisions can contribute a gradient, (N,) bool: all, unless PPO's surrogate is the only term."""
+        loss = self.config.loss
+        if self.phase.distils or loss.kl_coef > 0 or loss.entropy_coef > 0:
+            return torch.ones(len(decisions), dtype=torch.bool)
+        return policy_advantages(decisions) != 0
+
 
 @dataclass(frozen=True)
 class Minibatch:
     """The decisions of one optimizer step."""
 
-    active: Batch  # those that are computed
+    active: Batch  # those that can contribute a gradient; only these are computed
     size: int  # the number of all its decisions, over which the loss is a mean
 
 
@@ -133,18 +140,13 @@ def update(
     learning_rate = float(settings.warmup_lr) if phase.distils else rl_learning_rate(optimizer, settings.lr)
     optimizer.param_groups[0]["lr"] = learning_rate
     objective = Objective(learner.policy, phase, config)
-    num_decisions = len(batch)
-    batch = prepare_batch(
-        learner, batch, phase, config
-    )  # in the warmup perhaps with those of earlier rollouts
+    rollout_size = len(batch)  # below, a warmup's batch may have the decisions of earlier rollouts, too
+    batch = prepare_batch(learner, batch, phase, config)
     progress = Progress(int(settings.micro_batch_size))
     for epoch in range(number_of_epochs(settings, phase)):
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
-        decisions = draw(batch, num_decisions, generator)
-        active = active_decisions(decisions, phase, config.loss)
-        minibatches = draw_minibatches(
-            decisions, active, settings.batch_size, generator, learner.policy.device
-        )
+        decisions = draw(batch, rollout_size, generator)
+        minibatches = draw_minibatches(objective, decisions, settings.batch_size, generator)
         norms = run_epoch(learner, objective, minibatches, progress, on_decisions)
         check_diverged(norms, update_index)
 
@@ -166,26 +168,21 @@ def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
     return int(settings.warmup_epochs) if phase.distils else settings.n_epochs
 
 
-def active_decisions(batch: Batch, phase: PhaseState, config: LossConfig) -> Tensor:
-    """Which decisions are active, (N,) bool: all of them, unless PPO's surrogate is the only term of the loss."""
-    if phase.distils or config.kl_coef > 0 or config.entropy_coef > 0:
-        return torch.ones(len(batch), dtype=torch.bool)
-    return policy_advantages(batch) != 0
-
-
 def draw_minibatches(
-    batch: Batch, active: Tensor, batch_size: int, generator: torch.Generator, device: torch.device
+    objective: Objective, decisions: Batch, batch_size: int, generator: torch.Generator
 ) -> list[Minibatch]:
-    """Deal all decisions into random minibatches, and put the active ones on the device. active (N,) bool.
+    """Deal the decisions of an epoch into random minibatches, and put the active ones on the policy's device.
 
-    The minibatches are equal parts of the batch, of at most `batch_size` decisions: a remainder of a few would take a
+    The minibatches are equal parts of the epoch, of at most `batch_size` decisions: a remainder of a few would take a
     whole optimizer step, too, and Adam's steps are as long for a noisy gradient. The active decisions of the epoch are
     moved at once, and the minibatches are views of them, so that taking one does not make the CPU wait for the GPU.
     """
-    num_minibatches = math.ceil(len(batch) / batch_size)
-    minibatches = torch.randperm(len(batch), generator=generator).tensor_split(num_minibatches)
-    active_rows = [rows[active[rows]] for rows in minibatches]
-    parts = batch[torch.cat(active_rows)].to(device).split([len(rows) for rows in active_rows])
+    num_minibatches = math.ceil(len(decisions) / batch_size)
+    minibatches = torch.randperm(len(decisions), generator=generator).tensor_split(num_minibatches)
+    is_active = objective.is_active(decisions)
+    active_rows = [rows[is_active[rows]] for rows in minibatches]
+    active_of_epoch = decisions[torch.cat(active_rows)].to(objective.policy.device)
+    parts = active_of_epoch.split([len(rows) for rows in active_rows])
     return [Minibatch(part, len(rows)) for part, rows in zip(parts, minibatches, strict=True)]
 
 

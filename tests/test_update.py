@@ -15,7 +15,7 @@ from rl.losses import approx_kl
 from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at
 from rl.teacher import settle_warmup
-from rl.update import Learner, draw_minibatches, prepare_batch, update
+from rl.update import Learner, Objective, draw_minibatches, prepare_batch, update
 from tests.fakes import (
     FIRST_ACTION_TOKEN,
     FakePolicy,
@@ -135,7 +135,7 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
     batch = replace(batch, weights=trajectory_weights(batch))
     policy.rows_run = 0
     without, rows_run = gradients(policy, batch, **settings), policy.rows_run
-    monkeypatch.setattr("rl.update.active_decisions", lambda *_: torch.ones(N, dtype=torch.bool))
+    monkeypatch.setattr(Objective, "is_active", lambda *_: torch.ones(N, dtype=torch.bool))
     with_all = gradients(policy, batch, **settings)
     run = [g for g in with_all if g.any()]  # minibatches of zeros only take no step
     assert len(without) == len(run) > 0
@@ -192,13 +192,14 @@ def test_however_a_minibatch_fits_into_memory_its_gradient_is_the_same(batch, di
 
 def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
     """No remainder of one row takes a whole step. Their sizes count inactive rows."""
-    active = ADVANTAGES != 0
+    batch = replace(batch, advantages=ADVANTAGES)
+    objective = Objective(policy, RL, TrainConfig())
     for batch_size, sizes in ((7, [4, 4]), (3, [3, 3, 2]), (N, [N])):
         generator = torch.Generator().manual_seed(0)
-        minibatches = draw_minibatches(batch, active, batch_size, generator, policy.device)
+        minibatches = draw_minibatches(objective, batch, batch_size, generator)
         assert [minibatch.size for minibatch in minibatches] == sizes
         rows = torch.cat([minibatch.active.student_logprobs for minibatch in minibatches])
-        assert sorted(rows.tolist()) == sorted(batch.student_logprobs[active].tolist())
+        assert sorted(rows.tolist()) == sorted(batch.student_logprobs[ADVANTAGES != 0].tolist())
 
 
 # degenerate rollouts
