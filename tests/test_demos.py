@@ -1,5 +1,6 @@
-"""Collecting: two real episodes of task 0 by one process and by two, and the bookkeeping with a stand-in simulator."""
+"""Collecting: two real episodes of task 0, by one process and by two."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,11 @@ import workshop.demos
 from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
-from envs.worker import InlineWorker
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop import noisy_episode
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
-from workshop.demos import DemosArgs, Player, collect, fullest_bins
+from workshop.demos import DemosArgs, collect, fullest_bins
 from workshop.noisy_episode import Attempt, attempt_of, record_episode
 
 NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
@@ -46,11 +46,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_number_of_processes_does_not_change_a_byte(folder, tmp_path):
-    collect(_args(tmp_path, num_envs=2))
-    assert [path.name for path in list_episodes(tmp_path)] == [path.name for path in list_episodes(folder)]
+def test_the_same_command_plays_what_is_missing_and_processes_do_not_change_a_byte(folder, tmp_path):
+    again = shutil.copytree(folder, tmp_path / "again")
+    episode_path(again, 0, 0).unlink()
+    assert collect(_args(again, num_envs=2)) == Counter(success=1)
+    collect(_args(tmp_path / "anew", num_envs=2))
     for path in list_episodes(folder):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+        assert (again / path.name).read_bytes() == path.read_bytes()
+        assert (tmp_path / "anew" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(folder, env, attempt):
@@ -97,39 +100,12 @@ def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder, attemp
     assert len(episode.frame_steps) > 5
 
 
-@pytest.fixture
-def played_ids(monkeypatch):
-    """(task id, index) of the episodes that a stand-in has played: index 1 fails, index 2 meets a fault."""
-    episode_ids: list[tuple[int, int]] = []
-
-    def play(player, episode_id):
-        episode_ids.append(episode_id)
-        outcome = {1: "failure", 2: "fault"}.get(episode_id[1], "success")
-        if outcome == "success":
-            episode_path(player._args.out, *episode_id).touch()
-        return outcome
-
-    monkeypatch.setattr(Player, "__call__", play)
-    monkeypatch.setattr(workshop.demos, "ProcessWorker", InlineWorker)
-    return episode_ids
-
-
-def test_the_same_command_plays_what_is_not_there_again(played_ids, tmp_path):
-    assert collect(_args(tmp_path, task_ids=(0, 1), episodes=4)) == Counter(success=4, failure=2, fault=2)
-    assert played_ids == [(task_id, index) for task_id in (0, 1) for index in range(4)]
-    played_ids.clear()
-    collect(_args(tmp_path, task_ids=(0, 1), episodes=5))
-    assert played_ids == [(task_id, index) for task_id in (0, 1) for index in (1, 2, 4)]
-
-
-def test_a_folder_takes_one_recipe_and_one_simulator_only(played_ids, tmp_path, monkeypatch):
-    collect(DemosArgs(tmp_path, episodes=1))
+def test_a_folder_takes_one_recipe_and_one_simulator_only(folder, monkeypatch):
     with pytest.raises(BadInput, match="another seed"):
-        collect(DemosArgs(tmp_path, episodes=1, seed=1))
+        collect(_args(folder, seed=1))
     monkeypatch.setattr(workshop.demos, "simulator_versions", lambda: {"mujoco": "3.9"})
     with pytest.raises(BadInput, match="another simulator"):
-        collect(DemosArgs(tmp_path, episodes=2))
-    assert len(played_ids) == 1
+        collect(_args(folder))
 
 
 def test_a_worker_that_dies_ends_the_collection_in_one_line(monkeypatch, tmp_path):
