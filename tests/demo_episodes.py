@@ -8,24 +8,24 @@ import numpy as np
 from PIL import Image
 
 from contracts import Observation
+from envs.env import IMAGE_SIZE
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
 from workshop.demos import DemosArgs
 
-SIDE = 64  # pixels of the images; real ones have 256, and foreign ones must have
 FRAMES = 4
 FRAME_GAP = 8  # env steps from frame to frame
 INSTRUCTIONS = ("pick up the black bowl", "push the plate to the front of the stove")
 
 
-def raw_images(episode: int, frames: int = FRAMES, side: int = SIDE) -> np.ndarray:
-    """Blurred noise as rendered, before JPEG: uint8 (F, 2, side, side, 3)."""
+def raw_images(episode: int, frames: int = FRAMES) -> np.ndarray:
+    """Blurred noise as rendered, before JPEG: uint8 (F, 2, 256, 256, 3)."""
     noise = np.random.default_rng([episode, 1]).integers(0, 256, (frames, 2, 5, 5, 3), dtype=np.uint8)
     images = [
-        Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC)
+        Image.fromarray(image).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)
         for image in noise.reshape(-1, 5, 5, 3)
     ]
-    return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, side, side, 3)
+    return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, IMAGE_SIZE, IMAGE_SIZE, 3)
 
 
 def make_episode(episode: int, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:

@@ -39,7 +39,7 @@ def record(episode: int, steps: int = 18) -> StoredEpisode:
     for step in range(steps):
         proprio[step, 6:] = finger, -finger
         finger = float(np.clip(finger - 0.005 * actions[step, 6], 0, 0.04))
-    pictures = raw_images(episode, steps, side=256)
+    pictures = raw_images(episode, steps)
     return StoredEpisode("", pictures, proprio, actions, INSTRUCTIONS[episode % 2], success=True)
 
 

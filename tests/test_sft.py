@@ -36,7 +36,7 @@ SHORT = {
 }
 MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False}
 FROM_CHECKPOINT = {"size": TinySize()}  # the sizes are the checkpoint's own
-ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 120, "batch_size": 4}
+ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 200, "batch_size": 4}
 KEY = "libero_spatial_no_noops"
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
 
