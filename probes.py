@@ -26,7 +26,7 @@ SMALLEST_EFFECT = 1e-5
 CHECKED_BATCH = 2
 # Limits of |log-prob when sampling - log-prob when learning| of a token. On a GPU the two use different kernels, which
 # round differently.
-LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
+LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5}
 # The gain, in nats, that the gradient predicts for a trial step: small, but larger than bfloat16's noise.
 PROMISED_GAIN = 0.2
 ADAM_EPS = 1e-8  # torch's default

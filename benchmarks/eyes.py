@@ -23,7 +23,7 @@ from envs.libero import LiberoEnv
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import count_successes
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
 

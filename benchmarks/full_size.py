@@ -5,7 +5,7 @@
 
 Neither has anything of OpenVLA-OFT's weights. Both show what this implementation does at full size: memory, speed,
 and whether its optimizer learns. Both lack the outlier activations of trained networks, so they say nothing about
-formats of 8 bits.
+int8.
 
 SMALL is a checkpoint folder of the true geometry, which `workshop.sft` trains in the sizes of SIZES_NEEDED: one or two
 images, with or without robot state, without an L1 head. What it reads, the data set's statistics, tokenizer and looks

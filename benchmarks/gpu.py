@@ -27,7 +27,7 @@ from torch import Tensor
 from command_line import main_guard, parse_flags
 from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
-from vla.loading import FrozenWeights, LoadOptions
+from vla.load_options import FrozenWeights, LoadOptions
 from vla.policy import Policy
 
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network

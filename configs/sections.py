@@ -13,6 +13,7 @@ import tyro
 from pydantic import Field
 
 from configs.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Share
+from vla.load_options import Compile, FrozenWeights, L1Student, LoadOptions
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 WarmupTarget = Literal["hard", "soft", "spread"]
@@ -75,15 +76,15 @@ class ModelConfig:
     # What a checkpoint with an L1 head acts and learns by. tokens: its token head, which was never trained on actions;
     # laplace: tokens drawn around the L1 head's actions (a Laplace distribution), so that training starts at its full
     # success, and ends with an L1 checkpoint again. (A trained adapter keeps its own way.)
-    l1_student: Literal["tokens", "laplace"] = "tokens"
+    l1_student: L1Student = LoadOptions.l1_student
     # Where the policy runs (auto: on a GPU if there is one).
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Precision of the frozen weights; adapters are float32. int8 and fp8 store the language model in half the memory of
-    # bf16. auto: int8 or fp8 if an adapter was trained on it, else bf16 on a GPU and float32 on a CPU.
-    frozen_weights: Literal["auto", "float32", "bf16", "int8", "fp8"] = "auto"
+    # Precision of the frozen weights; adapters are float32. int8 stores the language model in half the memory of bf16.
+    # auto: int8 if an adapter was trained on it, else bf16 on a GPU and float32 on a CPU.
+    frozen_weights: FrozenWeights = LoadOptions.frozen_weights
     # Compile the network and, on a GPU, record its passes as CUDA graphs (auto: only on a GPU, where a small network is
     # recorded but not compiled).
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Compile = LoadOptions.compile
     # GiB of GPU memory that the policy may take (None: all that is free). A budget up to 10 % above what the GPU
     # reports means all of the GPU, because a card reports less than its name says (an RTX 4090 reports 23.6).
     memory_budget: Annotated[PositiveFloat | None, CHANGEABLE] = None

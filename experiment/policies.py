@@ -14,7 +14,7 @@ from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import scale_digest
 from vla.device import choose_device, is_large
 from vla.hub import resolve_checkpoint
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 
 

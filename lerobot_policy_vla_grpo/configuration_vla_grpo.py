@@ -20,7 +20,7 @@ class VlaGrpoConfig(PreTrainedConfig):
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
     num_images: int | None = None  # that the policy reads, if its checkpoint does not say
     mode: str = "greedy"  # or median; or l1: use the regression head of a checkpoint that has one
-    frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8 or fp8: half the memory of bf16
+    frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8: half the memory of bf16
 
     def validate_features(self, num_images: int = 1) -> None:
         """Raise ValueError unless the first `num_images` cameras are there, with images of the size in training."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from contracts import BadInput, Observation
 from lerobot_policy_vla_grpo.configuration_vla_grpo import IMAGES, VlaGrpoConfig
 from vla.images import to_levels
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 
 

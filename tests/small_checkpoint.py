@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contracts import Observation
 from vla.checkpoint import inspect_checkpoint
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.model import OpenVLAOFT
 from vla.network_io import load_network
 from vla.policy import Policy

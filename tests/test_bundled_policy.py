@@ -12,7 +12,7 @@ import torch
 
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
 

@@ -22,7 +22,7 @@ from rl.ranks import ALONE
 from rl.rollout import EpisodePlayer, play_rollout
 from rl.trajectory import Batch, Episode, flatten
 from rl.update import make_learner, update
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 
 FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"

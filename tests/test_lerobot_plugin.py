@@ -7,7 +7,7 @@ import torch
 from contracts import BadInput, Observation
 from envs.libero import upright
 from envs.libero_imports import prepare_imports
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: lerobot_policy_vla_grpo/README.md")

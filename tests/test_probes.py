@@ -16,7 +16,7 @@ from probes import (
 )
 from tests.fakes import FakePolicy, observation, parameters_of
 from tests.small_checkpoint import make_small_checkpoint
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.policy import Policy
 
 SEEN = observation(0.3, -0.2, 0.9)

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from peft import LoraConfig
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from contracts import BadInput, read_json, resolve_pointer, undamaged, write_json
 from vla.hub import HUB_ID
+from vla.load_options import L1Student
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
 
@@ -27,7 +27,6 @@ SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.js
 # Names of the language model's blocks and token head
 BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
-L1Student = Literal["tokens", "laplace"]
 # Starts of plain LoRA. Others, such as pissa, change the base before training, so the adapter alone is not the policy.
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vla.lora import FrozenLinear, LoraConv2d, LoraLinear
+from vla.lora import FrozenLinear, LoraConv2d, LoraLinear, draw_lora_A
 
 # The parts of the network that get adapters. The proprio projector gets none, because all its weights are trained.
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")
@@ -105,8 +105,7 @@ def add_lora(
 ) -> AdaptedLayers:
     """Freeze a network, and put adapters on every linear map and both patch embeddings but those of `frozen_parts`.
 
-    B is zero. A is drawn from a normal distribution with standard deviation 1 / rank (peft's "gaussian"), on the CPU,
-    so that it is the same on every device. dtype: of the layers' inputs and outputs.
+    seed: of the adapters' first values, see `draw_lora_A`. dtype: of the layers' inputs and outputs.
     """
     network.requires_grad_(False)
     # This list holds no leaf modules, so that a replaced one is freed at once.
@@ -126,10 +125,8 @@ def add_lora(
         [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
     )
     generator = torch.Generator().manual_seed(seed)
-    for name, matrix in adapters.named_matrices().items():
-        if name.endswith(".lora_A") and not matrix.is_meta:
-            with torch.no_grad():
-                matrix.copy_(torch.randn(matrix.shape, generator=generator) / rank)
+    for _, layer in adapters.layers:
+        draw_lora_A(layer, generator)
     network.eval()
     return adapters
 

@@ -5,58 +5,23 @@ A checkpoint is a folder or hub id in OpenVLA-OFT's format, or the folder of an 
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
 
 import torch
 from tokenizers import Tokenizer
 
 from contracts import BadInput, first_line
-from vla import eight_bits
-from vla.adapter_folder import L1Student, StoredAdapter, base_and_adapter, read_adapter
+from vla.adapter_folder import StoredAdapter, base_and_adapter, read_adapter
 from vla.adapters import add_lora
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, scale_digest, select_key
 from vla.device import choose_device, limit_memory
+from vla.eight_bits import check_device
 from vla.hub import resolve_checkpoint
+from vla.load_options import FrozenWeights, LoadOptions
 from vla.model import L1RegressionHead, OpenVLAOFT
 from vla.network_io import load_action_head, load_network
 from vla.preprocessing import ImageProcessor
 from vla.prompts import load_tokenizer
-
-FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
-Compile = Literal["auto", "on", "off"]
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """How to load a policy: whose statistics scale its actions, which new adapters it gets, and how it runs."""
-
-    # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others.
-    # None: a suite of LIBERO, that of the only statistics
-    task_suite: str | None
-    unnorm_key: str | None = None
-    # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
-    statistics: str | None = None
-    # Images per decision; None: as the checkpoint says, or as is usual for its kind
-    num_images: int | None = None
-    # Of new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
-    lora_rank: int = 16
-    lora_alpha: int | None = None
-    # Adapters only in the token head and so many blocks at the language model's end, above a frozen trunk; None: in all
-    # parts. A trained adapter keeps its own number, too.
-    trained_blocks: int | None = None
-    # Beside an L1 head: draw tokens by the token head, or from a Laplace distribution around the L1 head's actions. A
-    # trained adapter keeps its own way.
-    l1_student: L1Student = "tokens"
-    seed: int = 0
-    # See `choose_device`
-    device: str | torch.device = "auto"
-    # See `limit_memory`
-    memory_budget: float | None = None
-    # auto: the 8-bit format that a trained adapter was trained on; else bf16 on a GPU and float32 on a CPU
-    frozen_weights: FrozenWeights = "auto"
-    # "on": torch.compile, and CUDA graphs on a GPU; "auto": on a GPU CUDA graphs, and torch.compile for large networks
-    compile: Compile = "auto"
 
 
 @dataclass(frozen=True)
@@ -128,11 +93,11 @@ def settle_options(
             f"--trained-blocks {options.trained_blocks}: the language model has {num_blocks} blocks"
         )
     if options.frozen_weights == "auto":
-        trained_on = None if adapter is None else adapter.frozen_weights
-        usual = "bf16" if device.type == "cuda" else "float32"
-        chosen = trained_on if trained_on in eight_bits.FORMATS else usual
-        options = replace(options, frozen_weights=cast("FrozenWeights", chosen))
-    eight_bits.check_device(options.frozen_weights, device)
+        usual: FrozenWeights = "bf16" if device.type == "cuda" else "float32"
+        was_int8 = adapter is not None and adapter.frozen_weights == "int8"
+        options = replace(options, frozen_weights="int8" if was_int8 else usual)
+    if options.frozen_weights == "int8":
+        check_device(device)
     return options
 
 
@@ -141,11 +106,11 @@ def _load_networks(
 ) -> tuple[OpenVLAOFT, L1RegressionHead | None]:
     """Load the network, with new adapters, and the L1 head."""
     frozen_weights = options.frozen_weights
-    # Of all frozen weights that are not in 8 bits
+    # Of all frozen weights that are not int8
     is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
     dtype = torch.float32 if is_exact else torch.bfloat16
     num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
-    network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
+    network = load_network(info, num_action_tokens, device, dtype, frozen_weights == "int8")
     if options.trained_blocks is not None:
         network.train_last_blocks(options.trained_blocks)
     rank = options.lora_rank

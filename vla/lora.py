@@ -10,7 +10,7 @@ are float32; the products are computed in the dtype of the frozen weight.
 
 Why one product: the adapter's part must be added to the frozen part before rounding. A sum of two bfloat16 numbers
 loses the smaller one when it is less than half of the larger one's last digit, and the change by one optimizer step is
-that small. If the frozen weight has 8 bits (`vla.eight_bits`), s B is a separate tensor, and the two products are added
+that small. If the frozen weight is int8 (`vla.eight_bits`), s B is a separate tensor, and the two products are added
 in float32.
 """
 
@@ -28,7 +28,7 @@ from vla import eight_bits
 
 
 class FrozenLinear(nn.Module):
-    """One or several linear maps of the same input, without adapters; their weights may have 8 bits."""
+    """One or several linear maps of the same input, without adapters; their weights may be int8."""
 
     def __init__(self, bases: Sequence[nn.Linear]):
         super().__init__()
@@ -53,7 +53,7 @@ def _joined_weights(bases: Sequence[nn.Linear], further_columns: int) -> Tensor:
 
 
 def _joined_scales(bases: Sequence[nn.Linear]) -> Tensor | None:
-    """The scales of the rows of all maps if their weights have 8 bits."""
+    """The scales of the rows of all maps if their weights are int8."""
     scales = [cast("Tensor", base.weight_scale) for base in bases if hasattr(base, "weight_scale")]
     return torch.cat(scales) if scales else None
 
@@ -64,7 +64,7 @@ def _joined_biases(bases: Sequence[nn.Linear]) -> nn.Parameter | None:
 
 
 def _frozen_product(x: Tensor, weight: Tensor, weight_scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """W x + b in the dtype of x; weight_scale: of its rows if W has 8 bits."""
+    """W x + b in the dtype of x; weight_scale: of its rows if W is int8."""
     if weight_scale is None:
         return F.linear(x, weight, bias)
     product = eight_bits.product(x, weight, weight_scale)
@@ -75,7 +75,7 @@ class LoraLinear(nn.Module):
     """One or several linear maps of the same input, with an adapter on each."""
 
     def __init__(self, bases: Sequence[nn.Linear], rank: int, alpha: int, dtype: torch.dtype):
-        """dtype: of the input and the output; the frozen weights of `bases` may have 8 bits instead."""
+        """dtype: of the input and the output; the frozen weights of `bases` may be int8 instead."""
         super().__init__()
         device = bases[0].weight.device
         self.in_features = bases[0].in_features
@@ -88,7 +88,7 @@ class LoraLinear(nn.Module):
         self.row_ranges = tuple(pairwise(accumulate(self.out_features, initial=0)))
         num_rows = sum(self.out_features)
         num_ranks = len(bases) * rank
-        # s B is in the last columns of `weight`, or in `scaled_B` where W has 8 bits. `AdaptedLayers` writes it.
+        # s B is in the last columns of `weight`, or in `scaled_B` where W is int8. `AdaptedLayers` writes it.
         self.weight_scale: Tensor | None
         self.scaled_B: Tensor | None
         scales = _joined_scales(bases)
@@ -98,7 +98,8 @@ class LoraLinear(nn.Module):
         weight = _joined_weights(bases, num_ranks if scales is None else 0)
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = _joined_biases(bases)
-        self.lora_A = nn.Parameter(torch.zeros(num_ranks, self.in_features, device=device))
+        # `draw_lora_A` gives A its values.
+        self.lora_A = nn.Parameter(torch.empty(num_ranks, self.in_features, device=device))
         self.lora_B = nn.Parameter(torch.zeros(num_rows, rank, device=device))
         # A in the dtype of the products, written by `AdaptedLayers`. Rounding A in every forward pass would take one
         # more kernel in every layer.
@@ -167,7 +168,7 @@ class _LoraProduct(torch.autograd.Function):
         row_ranges: tuple[tuple[int, int], ...],
         scale: float,
     ) -> Tensor:
-        """lora_A (num_ranks, in), lora_B (rows, rank); rounded_A: A in x's dtype; scaled_B: s B if W has 8 bits."""
+        """lora_A (num_ranks, in), lora_B (rows, rank); rounded_A: A in x's dtype; scaled_B: s B if W is int8."""
         compressed = F.linear(x, rounded_A)
         ctx.save_for_backward(x, compressed, rounded_A, weight, weight_scale, scaled_B)
         ctx.row_ranges = row_ranges
@@ -231,7 +232,8 @@ class LoraConv2d(nn.Module):
         self.alpha = alpha
         self.scale = alpha / rank
         self.enabled = True
-        self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], device=base.weight.device))
+        # `draw_lora_A` gives A its values.
+        self.lora_A = nn.Parameter(torch.empty(rank, *base.weight.shape[1:], device=base.weight.device))
         self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, device=base.weight.device))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -249,3 +251,13 @@ class LoraConv2d(nn.Module):
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The kernels A (rank, C, h, w) and B (out_channels, rank, 1, 1)."""
         yield self.lora_A, self.lora_B
+
+
+@torch.no_grad()
+def draw_lora_A(layer: LoraLinear | LoraConv2d, generator: torch.Generator) -> None:
+    """Give A its first values: normal numbers of standard deviation 1 / rank (peft's "gaussian"). B is zero.
+
+    They are drawn on the CPU, map by map, so that they are the same on every device.
+    """
+    for lora_A, _ in layer.pairs():
+        lora_A.copy_(torch.randn(lora_A.shape, generator=generator) / layer.rank)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from contracts import GIB, BadInput, Observation, first_line
-from vla.eight_bits import FORMATS
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
 if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_until_it_fits`
@@ -26,9 +25,9 @@ T = TypeVar("T")
 COPIES_OF_TRAINABLE = 4
 MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps between weights
 # Memory of a recorded pass / memory of its tensors. Measured on an H200: 1.13 to 1.17 (2 to 11 samples), and 1.38 with
-# 8 bits.
+# int8.
 GAPS_FACTOR = 1.2
-GAPS_FACTOR_OF_8_BITS = 1.4
+GAPS_FACTOR_OF_INT8 = 1.4
 # The time of a pass: a part that grows with the micro-batch, and a part that does not.
 TIME_PER_SAMPLE = 0.8
 TIME_PER_PASS = 0.4
@@ -232,7 +231,7 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
     free_on_gpu = unused + cached - reserved_bytes
     free = min(within_budget, free_on_gpu)
     trainable = sum(p.numel() * p.element_size() for _, p in policy.named_trainable_parameters())
-    factor = GAPS_FACTOR_OF_8_BITS if policy.frozen_weights in FORMATS else GAPS_FACTOR
+    factor = GAPS_FACTOR_OF_INT8 if policy.frozen_weights == "int8" else GAPS_FACTOR
     return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
 
 

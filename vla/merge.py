@@ -27,7 +27,7 @@ from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.device import choose_device
 from vla.hub import resolve_checkpoint
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.model_card import write_card
 from vla.network_io import PROPRIO_FILE, read_proprio_state
 from vla.policy import Policy

@@ -24,17 +24,17 @@ def load_network(
     num_action_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
-    eight_bits: torch.dtype | None = None,
+    is_int8: bool = False,
 ) -> OpenVLAOFT:
     """Load the network of a checkpoint folder to `device`, in `dtype`; its proprio projector is float32.
 
-    The network is built without memory (on the meta device), and its weights are read one by one. eight_bits: the 8-bit
-    format of the matrices in the language model's blocks; None: `dtype`, like the others. Raises BadInput when weights
-    and config.json do not fit together.
+    The network is built without memory (on the meta device), and its weights are read one by one. is_int8: whether
+    the matrices in the language model's blocks become int8, unlike the others. Raises BadInput when weights and
+    config.json do not fit together.
     """
     with torch.device("meta"):
         network = OpenVLAOFT(info.config, num_action_tokens)
-    state, scales = _read_weights(info, device, dtype, eight_bits)
+    state, scales = _read_weights(info, device, dtype, is_int8)
     try:
         network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:  # it names the tensors that are unknown, missing or of another shape
@@ -54,17 +54,17 @@ def load_network(
 
 
 def _read_weights(
-    info: CheckpointInfo, device: torch.device, dtype: torch.dtype, eight_bits: torch.dtype | None
+    info: CheckpointInfo, device: torch.device, dtype: torch.dtype, is_int8: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The network's state dict, and the scales of the rows of what `eight_bits` quantises."""
+    """The network's state dict, and the scales of the rows of what is quantised."""
     # Old versions of transformers stored the rotary frequencies, too.
     stored = [tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")]
     state: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     for key, tensor in stream_tensors(stored, device, dtype):
         name = re.sub(r"\.scale_factor$", ".gamma", key)
-        if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
-            state[name], scales[name] = quantise(tensor, eight_bits)
+        if is_int8 and name.startswith(QUANTISED) and tensor.ndim == 2:
+            state[name], scales[name] = quantise(tensor)
         else:
             state[name] = tensor
     return state, scales

@@ -23,9 +23,9 @@ from contracts import BadInput, Observation
 from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter, write_adapter
 from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, scale_digest, unnormalise
-from vla.eight_bits import FORMATS
 from vla.kept_states import KeptStates, join_rows, split_rows, store
-from vla.loading import LoadOptions, PolicyParts, load_parts
+from vla.load_options import LoadOptions
+from vla.loading import PolicyParts, load_parts
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import Snapshot, WithoutAdapters
@@ -299,7 +299,7 @@ class Policy:
     def load_adapter(self, folder: str | Path) -> None:
         """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.
 
-        Warns if 8 bits are the format of the frozen weights here or in its training, but not of both.
+        Warns if the frozen weights are int8 here or were in its training, but not both.
         """
         adapter = read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
@@ -308,7 +308,7 @@ class Policy:
                 f"{self.base_model}: give the adapter's own base"
             )
         formats = {adapter.frozen_weights, self.frozen_weights}
-        if len(formats) == 2 and formats & FORMATS.keys():
+        if len(formats) == 2 and "int8" in formats:
             log.warning(
                 "%s was trained on weights in %s: with %s its actions differ",
                 adapter.folder,

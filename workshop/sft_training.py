@@ -26,7 +26,7 @@ from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
 from rl.optimizer import optimizer_step
 from vla.device import choose_device, limit_memory
-from vla.loading import LoadOptions
+from vla.load_options import LoadOptions
 from vla.memory import plan_update, shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
@@ -102,7 +102,7 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
         unnorm_key=demos.unnorm_key,
         statistics=str(demos.init.statistics_folder),
         num_images=demos.init.num_images,
-        device=device,
+        device=str(device),
         lora_rank=args.lora_rank,
         lora_alpha=min(args.lora_rank, LARGEST_ALPHA),
         seed=args.seed,
