@@ -78,39 +78,30 @@ def decide(
     decided: dict[int, tuple[Decision, np.ndarray]] = {}  # by row of `observations`
     for by_teacher in (True, False):
         rows = [row for row, is_teacher in enumerate(teacher_decides) if is_teacher == by_teacher]
-        if rows:
-            rows_observations = [observations[row] for row in rows]
-            rows_generators = [generators[row] for row in rows]
-            made = _decide_as(by_teacher, policy, rows_observations, rows_generators, behaviour)
-            decided |= zip(rows, made, strict=True)
+        if not rows:
+            continue
+        seen = [observations[row] for row in rows]
+        if by_teacher:
+            acted, logprobs = act_as_teacher(policy, seen, behaviour)
+        else:
+            own_generators = [generators[row] for row in rows]
+            acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, own_generators)
+            logprobs = list(acted.logprobs)
+        for i, row in enumerate(rows):
+            decision = Decision(seen[i], acted.tokens[i], by_teacher, logprobs[i], acted.kept[i])
+            decided[row] = (decision, acted.actions[i])
     in_order = [decided[row] for row in range(len(observations))]
     return [decision for decision, _ in in_order], np.stack([actions for _, actions in in_order])
 
 
-def _decide_as(
-    by_teacher: bool,
-    policy: Policy,
-    observations: Sequence[Observation],
-    generators: Sequence[torch.Generator],
-    behaviour: Behaviour,
-) -> list[tuple[Decision, np.ndarray]]:
-    """The teacher's or the student's decision for each observation, and its actions (chunk, action_dim)."""
-    logprobs: Sequence[torch.Tensor | None]
-    if by_teacher:
-        acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
-        logprobs = [None] * len(observations)
-        if behaviour.record_student_logprobs:
-            logprobs = student_logprobs(policy, observations, acted, behaviour.temperature)
-    else:
-        acted = policy.act(observations, behaviour.student_mode, behaviour.temperature, generators)
-        logprobs = list(acted.logprobs)
-    decisions = [
-        Decision(observation, tokens, by_teacher, logprobs_of_tokens, kept)
-        for observation, tokens, logprobs_of_tokens, kept in zip(
-            observations, acted.tokens, logprobs, acted.kept, strict=True
-        )
-    ]
-    return list(zip(decisions, acted.actions, strict=True))
+def act_as_teacher(
+    policy: Policy, observations: Sequence[Observation], behaviour: Behaviour
+) -> tuple[Acted, Sequence[torch.Tensor | None]]:
+    """The teacher's decisions, and the student's log-probs of them if they are recorded."""
+    acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
+    if not behaviour.record_student_logprobs:
+        return acted, [None] * len(observations)
+    return acted, student_logprobs(policy, observations, acted, behaviour.temperature)
 
 
 @torch.no_grad()
