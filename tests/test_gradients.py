@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.config import TrainConfig
-from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
+from configs.config import TrainConfig, changed
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import old_and_new_rows, predict_success
@@ -62,17 +61,18 @@ def constants_of_a_small_problem(monkeypatch):
 
 def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> Case:
     loss = {"ratio_level": "chunk" if advantage == "absolute" else "token"} | loss
-    config = TrainConfig(
-        phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100),
-        rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
-        loss=LossConfig(
-            advantage=advantage,
-            clip_low=CLIP_LOW,
-            clip_high=CLIP_HIGH,
-            gae_lambda=GAE_LAMBDA,
-            **loss,
-        ),
-        update=UpdateConfig(micro_batch_size=2, batch_size=2, n_epochs=10, desired_kl=None),
+    config = changed(
+        TrainConfig(),
+        warmup=mixed,
+        warmup_steps=100,
+        transition_steps=100,
+        group_size=GROUP,
+        temperature=TEMPERATURE,
+        advantage=advantage,
+        clip_low=CLIP_LOW,
+        clip_high=CLIP_HIGH,
+        gae_lambda=GAE_LAMBDA,
+        **loss,
     )
     generator = torch.Generator().manual_seed(2)
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)
@@ -104,14 +104,9 @@ def jump(policy: ToyPolicy) -> None:
 def gradients(case: Case, **settings: object) -> list[Tensor]:
     """What the steps of an epoch are given; by default the whole rollout is one minibatch."""
     whole = len(case.batch)
-    settings = {
-        "n_epochs": 1,
-        "batch_size": whole,
-        "micro_batch_size": whole,
-        "max_grad_norm": 1e6,
-    } | settings
+    one_minibatch = {"n_epochs": 1, "batch_size": whole, "micro_batch_size": whole}
+    config = changed(case.config, max_grad_norm=1e6, desired_kl=None, **(one_minibatch | settings))
     recorder = Recorder(case.learner.policy)
-    config = replace(case.config, update=UpdateConfig(desired_kl=None, **settings))
     update(replace(case.learner, optimizer=recorder), case.batch, case.phase, config, update_index=0)
     return recorder.gradients
 

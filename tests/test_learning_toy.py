@@ -10,8 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from configs.config import TrainConfig
-from configs.sections import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, UpdateConfig
+from configs.config import TrainConfig, changed
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.critic import predict_then_remember
@@ -32,21 +31,23 @@ UPDATES = 10
 ADVANTAGES = ("absolute", "group", "batch", "gae")
 
 
-def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainConfig:
-    return TrainConfig(
-        task=TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
-        phases=PhaseConfig(**({"warmup": False} | phases)),
-        rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
-        loss=LossConfig(advantage=advantage, ratio_level="chunk" if advantage == "absolute" else "token"),
-        update=UpdateConfig(
-            n_epochs=4,
-            batch_size=16,
-            micro_batch_size=16,
-            lr=0.05,
-            desired_kl=None,
-            warmup_lr=0.05,
-        ),
-        run=RunConfig(seed=seed),
+def settings(seed: int, advantage: str = "absolute", **others: object) -> TrainConfig:
+    """Updates on 32 episodes of a toy, in groups of 8."""
+    return changed(
+        TrainConfig(),
+        seed=seed,
+        train_init_states=(0, 40),
+        eval_init_states=(40, 50),
+        n_steps=32 * EPISODE,
+        group_size=8,
+        advantage=advantage,
+        ratio_level="chunk" if advantage == "absolute" else "token",
+        batch_size=16,
+        micro_batch_size=16,
+        lr=0.05,
+        warmup_lr=0.05,
+        desired_kl=None,
+        **({"warmup": False} | others),
     )
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from configs.config import TrainConfig, changed
-from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
+from configs.sections import PhaseConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
 from rl.losses import approx_kl
 from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at
-from rl.teacher import settle_warmup
 from rl.update import Learner, Objective, draw_minibatches, prepare_batch, update
 from tests.fakes import (
     FIRST_ACTION_TOKEN,
@@ -82,36 +81,15 @@ def batch(policy):
     return acted_batch(policy, LENGTHS)
 
 
-def learn(
-    policy,
-    batch,
-    advantages=ADVANTAGES,
-    optimizer=None,
-    *,
-    distil=False,
-    phase=RL,
-    loss=None,
-    temperature=1.0,
-    **settings,
-):
-    """Metrics of an update; `settings` of UpdateConfig. `distil`: in the warmup."""
-    settings = {
-        "n_epochs": 1,
-        "batch_size": N,
-        "micro_batch_size": N,
-        "max_grad_norm": 1e6,
-        "lr": 1e-2,
-        "desired_kl": None,
-    } | settings
-    config = TrainConfig(
-        loss=LossConfig(**({"ratio_level": "chunk"} | (loss or {}))),
-        update=UpdateConfig(**settings),
-        rollout=RolloutConfig(temperature=temperature),
-    )
-    config = settle_warmup(config, "greedy")
+def learn(policy, batch, advantages=ADVANTAGES, optimizer=None, phase=RL, **settings):
+    """Metrics of an update. By default the batch is one minibatch of one epoch."""
+    one_minibatch = {"n_epochs": 1, "warmup_epochs": 1, "batch_size": N, "micro_batch_size": N}
+    others = {"ratio_level": "chunk", "max_grad_norm": 1e6, "lr": 1e-2, "warmup_lr": 3e-6, "desired_kl": None}
+    config = changed(TrainConfig(), **(one_minibatch | others | settings))
     learner = Learner(policy, None, optimizer or adamw(policy))
-    batch = batch if distil else replace(batch, advantages=advantages)
-    return update(learner, batch, WARMUP if distil else phase, config, 0)
+    if phase is not WARMUP:
+        batch = replace(batch, advantages=advantages)
+    return update(learner, batch, phase, config, 0)
 
 
 def gradients(policy, batch, *arguments, **settings) -> list[torch.Tensor]:
@@ -167,22 +145,22 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
     assert not torch.equal(expected, batch.tokens)
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_steps=1, warmup_actor=actor)
-        config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
+        config = changed(TrainConfig(), warmup_actor=actor, micro_batch_size=3)
         learner = Learner(policy, None, adamw(policy), teacher_mode=mode)
         prepared = prepare_batch(learner, batch, phase_at(0, phases), config)
         assert torch.equal(prepared.tokens, tokens)
 
 
-@pytest.mark.parametrize("distil", [True, False])
+@pytest.mark.parametrize("phase", [WARMUP, RL])
 @pytest.mark.parametrize(
     ("memory", "sizes"), [({}, [3, 2]), ({"failing_pass": 2}, [3, 1]), ({"room": 2}, [3, 1])]
 )
-def test_however_a_minibatch_fits_into_memory_its_gradient_is_the_same(batch, distil, memory, sizes):
+def test_however_a_minibatch_fits_into_memory_its_gradient_is_the_same(batch, phase, memory, sizes):
     """A graph is gone when the next pass begins: it may be recorded as a CUDA graph of another size."""
     policy = ShortOfMemory(**memory)
     small = FakePolicy(adapter_scale=0.2)
-    learn(policy, batch, torch.ones(N), distil=distil, micro_batch_size=3)
-    learn(small, batch, torch.ones(N), distil=distil, micro_batch_size=1)
+    learn(policy, batch, torch.ones(N), phase=phase, micro_batch_size=3)
+    learn(small, batch, torch.ones(N), phase=phase, micro_batch_size=1)
     assert list(dict.fromkeys(policy.sizes)) == sizes
     for parameter, expected in zip(parameters_of(policy), parameters_of(small), strict=True):
         torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=1e-5)
@@ -214,7 +192,7 @@ def test_a_rollout_without_advantages_leaves_no_trace_unless_kl_or_entropy_count
     assert metrics["train/zero_advantage_fraction"] == 1
     assert all(math.isfinite(value) for value in metrics.values())
     for term in ("kl_coef", "entropy_coef"):
-        metrics = learn(policy, acted_batch(policy, LENGTHS), torch.zeros(N), loss={term: 0.1})
+        metrics = learn(policy, acted_batch(policy, LENGTHS), torch.zeros(N), **{term: 0.1})
         assert metrics["train/optimizer_steps"] == 1
 
 
@@ -233,7 +211,7 @@ def test_a_minibatch_without_advantages_takes_no_weight_decay_or_momentum_step(p
 @pytest.mark.parametrize("factor", [math.nan, math.inf, 1e9])
 def test_a_bad_gradient_skips_the_step_and_leaves_nothing_behind(factor):
     policy, clean = Scaled(lambda n: factor if n == N - 1 else 1), FakePolicy()  # the last step of the epoch
-    batch, one_by_one = acted_batch(policy, LENGTHS), {"batch_size": 1, "max_grad_norm": 1.0, "distil": True}
+    batch, one_by_one = acted_batch(policy, LENGTHS), {"batch_size": 1, "max_grad_norm": 1.0, "phase": WARMUP}
     metrics = learn(policy, batch, **one_by_one)
     assert (metrics["train/skipped_steps"], metrics["train/optimizer_steps"]) == (1, N - 1)
     assert all(p.grad is None for _, p in policy.named_trainable_parameters())
@@ -250,7 +228,7 @@ def test_an_epoch_without_a_usable_gradient_is_an_error(usable, passes):
     policy = Scaled(lambda n: 1 if n < usable else math.nan)
     batch = acted_batch(policy, LENGTHS)
     with pytest.raises(BadInput, match="diverged"):
-        learn(policy, batch, distil=True, batch_size=1, micro_batch_size=1, warmup_epochs=9)
+        learn(policy, batch, phase=WARMUP, batch_size=1, micro_batch_size=1, warmup_epochs=9)
     assert policy.passes == passes
 
 
@@ -261,10 +239,10 @@ def test_an_epoch_without_a_usable_gradient_is_an_error(usable, passes):
 def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
     policy, batch, norm, stepped_norm, spikes
 ):
-    (plain,) = gradients(policy, batch, distil=True)
+    (plain,) = gradients(policy, batch, phase=WARMUP)
     scaled = Scaled(lambda n: norm / plain.norm(), adapter_scale=0.2)
     recorder = Recorder(scaled)
-    metrics = learn(scaled, batch, optimizer=recorder, distil=True, max_grad_norm=1.0)
+    metrics = learn(scaled, batch, optimizer=recorder, phase=WARMUP, max_grad_norm=1.0)
     assert (metrics["train/gradient_spikes"], metrics["train/skipped_steps"]) == (spikes, 0)
     assert metrics["train/grad_norm"] == pytest.approx(norm, rel=1e-4)  # before clipping
     assert recorder.gradients[0].norm().item() == pytest.approx(stepped_norm, rel=1e-4)
@@ -304,7 +282,7 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
 def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
     monkeypatch, policy, batch, ratio_level
 ):
-    metrics = learn(policy, batch, n_epochs=3, lr=0.1, loss={"ratio_level": ratio_level})
+    metrics = learn(policy, batch, n_epochs=3, lr=0.1, ratio_level=ratio_level)
     with torch.no_grad():
         now = policy.chunk_logits(batch.observations).log_softmax(-1)
     new = now.gather(-1, (batch.tokens - FIRST_ACTION_TOKEN)[..., None]).squeeze(-1)
@@ -332,8 +310,8 @@ def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
 
 def test_the_warmup_has_its_own_learning_rate_and_epochs(policy, batch):
     settings = {"lr": 2e-4, "n_epochs": 2, "warmup_lr": 2e-3, "warmup_epochs": 3}
-    for distil, lr, epochs in ((False, 2e-4, 2), (True, 2e-3, 3)):
-        metrics = learn(policy, batch, distil=distil, **settings)
+    for phase, lr, epochs in ((RL, 2e-4, 2), (WARMUP, 2e-3, 3)):
+        metrics = learn(policy, batch, phase=phase, **settings)
         assert (metrics["train/lr"], metrics["train/optimizer_steps"]) == (lr, epochs)
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.config import TrainConfig
-from configs.sections import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, UpdateConfig
+from configs.config import TrainConfig, changed
 from contracts import SelfCheckError
 from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, evaluate
@@ -34,14 +33,8 @@ from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parame
 LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
-EPISODES = TrainingEpisodes(
-    TrainConfig(
-        task=TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
-        rollout=RolloutConfig(group_size=2),
-    ),
-    update_index=0,
-    groups_drawn={},
-)
+WITH_GROUPS = changed(TrainConfig(), train_init_states=(0, 40), eval_init_states=(40, 50), group_size=2)
+EPISODES = TrainingEpisodes(WITH_GROUPS, update_index=0, groups_drawn={})
 
 
 class Odd(FakePolicy):
@@ -68,7 +61,7 @@ def update_of(
     policy.room = 1 if ranks.rank == short_of_memory else 99
     policy.rows_run = 0
     settings = {"n_epochs": 2, "micro_batch_size": 1, "lr": 1e-2, "desired_kl": None} | settings
-    config = TrainConfig(phases=PhaseConfig(warmup=False), update=UpdateConfig(**settings))
+    config = changed(TrainConfig(), warmup=False, **settings)
     learner = Learner(policy, None, adamw(policy), ranks)
     metrics = update(learner, batch, phase_at(0, config.phases), config, 0)
     return {
@@ -122,8 +115,8 @@ def teachers_logprobs(ranks: Ranks) -> torch.Tensor:
     policy = FakePolicy(adapter_scale=0.2)
     batch = acted_batch(policy, LENGTHS)
     learner = Learner(policy, None, adamw(policy), ranks)
-    config = TrainConfig(loss=LossConfig(kl_coef=0.1), update=UpdateConfig(micro_batch_size=1))
-    return prepare_batch(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config).teacher_logprobs
+    config = changed(TrainConfig(), warmup=False, kl_coef=0.1, micro_batch_size=1)
+    return prepare_batch(learner, batch, phase_at(0, config.phases), config).teacher_logprobs
 
 
 def results(ranks: Ranks) -> dict[str, Any]:
