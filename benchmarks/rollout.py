@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -35,8 +34,6 @@ ACTION_DIM = 7
 class Args:
     # Sizes of the pools.
     workers: tuple[int, ...] = (1, 2, 4)
-    # Where the workers run: on this machine, or on Ray's nodes.
-    simulators: Literal["processes", "ray"] = "processes"
     # Time that a batch of decisions takes.
     latency_ms: float = 0.0
     # Length of an episode in env steps; random actions never succeed.
@@ -90,7 +87,7 @@ def libero_steps_per_s(spec: EnvSpec, args: Args) -> float:
 
 def pool_steps_per_s(spec: EnvSpec, num_envs: int, args: Args) -> float:
     """Play the episodes in a pool, after one episode per env that builds the simulators."""
-    with make_pool(spec, num_envs, None, args.simulators) as pool:
+    with make_pool(spec, num_envs) as pool:
         play(pool, num_envs, args.latency_ms)
         started = time.perf_counter()
         env_steps = play(pool, args.episodes * num_envs, args.latency_ms)

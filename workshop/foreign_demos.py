@@ -87,9 +87,8 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
     All numbers are checked before any image is decoded, so that a wrong dataset is refused early. Raises BadInput.
     """
     left_out: Counter[str] = Counter()  # why -> how many episodes
-    signs: dict[
-        int, bool | None
-    ] = {}  # index of an episode -> whether the gripper's positive command closes it
+    # Index of an episode -> whether the gripper's positive command closes it
+    signs: dict[int, bool | None] = {}
     num_steps = 0
     num_still_steps = 0
     for index, episode in enumerate(_read_stored(folder, with_pictures=False)):

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     from workshop.sft_training import fine_tune
 
     handle_stop_signals(signal.default_int_handler)  # so that temporary files are removed
-    say(f"wrote {fine_tune(args, argv)}")
+    fine_tune(args, argv)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
         train(args, demos, policy, folder)
         write_policy(args, demos, policy, argv, folder)
         folder.rename(args.out)
+    say(f"wrote {args.out}")
     suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
     say(f"Evaluate: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ...")
     say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")
