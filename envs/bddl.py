@@ -9,8 +9,8 @@ from pathlib import Path
 
 from contracts import BadInput, first_line
 
-# A number that Python accepts, too: no leading zeros, no digits of other scripts.
-NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]{1,2})?")
+# What the printed list of a rotation's numbers consists of. No call can be written with it.
+NUMBERS = re.compile(r"[-+.0-9e', \[\]]*")
 
 
 def read_instruction(path: Path) -> str:
@@ -30,10 +30,9 @@ def read_instruction(path: Path) -> str:
             "see whether it has one (:language ...)"
         ) from None
     for rotation in rotations:
-        words = list(_words(rotation[1:]))
-        if not all(NUMBER.fullmatch(word) for word in words):
+        if not NUMBERS.fullmatch(str(rotation[1:])):
             raise BadInput(
-                f"BDDL file {path}: (:yaw_rotation {' '.join(words)}) needs plain numbers: LIBERO evaluates them"
+                f"BDDL file {path}: :yaw_rotation {rotation[1:]} needs plain numbers: LIBERO evaluates them"
             )
     return " ".join(language[1:])
 
@@ -45,12 +44,3 @@ def _groups(expression: list | str, name: str) -> Iterator[list]:
             yield expression
         for part in expression:
             yield from _groups(part, name)
-
-
-def _words(expression: list | str) -> Iterator[str]:
-    """All words of nested lists, in the order of the text."""
-    if isinstance(expression, str):
-        yield expression
-    else:
-        for part in expression:
-            yield from _words(part)

@@ -17,8 +17,7 @@ import numpy as np
 from contracts import BadInput, Observation
 from envs import libero_plus, libero_pro, plus_noise, tasks
 from envs.assets import find_pack
-from envs.chunk_run import chunk_result
-from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start
+from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start, chunk_result
 from envs.libero_plus import Variant
 from envs.libero_simulator import (
     MAX_PLACEMENT_TRIES,

@@ -96,14 +96,14 @@ def actions():
     return random_actions(16)
 
 
-def reference_of(assets, frames_every) -> list[Snapshot]:
+def reference_of(assets, actions, frames_every) -> list[Snapshot]:
     state = stored_state(SUITE, TASK, INIT_STATE)
-    return libero_rollout(SUITE, TASK, state, random_actions(16), frames_every, assets)
+    return libero_rollout(SUITE, TASK, state, actions, frames_every, assets)
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return reference_of("lowpoly", frames_every=1)
+def reference(actions):
+    return reference_of("lowpoly", actions, frames_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +148,12 @@ def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, a
 
 
 @needs_official
-def test_chunks_do_so_in_official_looks_which_do_not_change_the_physics(reference, actions):
-    official = reference_of("official", frames_every=8)
+def test_a_chunk_does_so_in_official_looks_which_do_not_change_the_physics(reference, actions):
+    official = reference_of("official", actions[:8], frames_every=8)
     env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="official"), TASK)
-    assert_chunks_are_liberos(env, official, actions)
+    assert_chunks_are_liberos(env, official, actions[:8])
     env.close()
-    for lowpoly, snapshot in zip(reference, official, strict=True):
+    for lowpoly, snapshot in zip(reference, official, strict=False):
         np.testing.assert_array_equal(lowpoly.state, snapshot.state)
     assert (reference[0].images != official[0].images).any()
 
@@ -269,10 +269,8 @@ def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(referen
     env.close()
 
 
-@pytest.mark.parametrize(
-    ("suite", "task_id"), [("libero_object", 4), ("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)]
-)
-def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
+@pytest.mark.parametrize(("suite", "task_id"), [("libero_10", 8), ("libero_90", 0)])
+def test_states_are_liberos_to_the_bit_in_long_episodes_and_other_rooms(suite, task_id):
     actions = random_actions(50, seed=task_id)
     expected = libero_rollout(suite, task_id, stored_state(suite, task_id, INIT_STATE), actions)
     env = LiberoEnv(EnvSpec(suite, (task_id,), num_images=1), task_id)

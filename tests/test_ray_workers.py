@@ -1,4 +1,4 @@
-"""The pool on a Ray cluster: the contract of processes, their episodes, and a node that is killed."""
+"""The pool on a Ray cluster: the contract of processes, and a node that is killed."""
 
 import os
 from dataclasses import replace
@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from contracts import BadInput
-from envs.env import EnvSpec, Start
+from envs.env import Start
 from envs.pool import Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
-from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk
+from tests.test_pool import CHUNK, SPEC, only, run_chunk, worker_of
 
 ray = pytest.importorskip("ray")
 from envs.ray_workers import RayWorker, connect  # noqa: E402  (it needs ray)
@@ -68,11 +68,8 @@ def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path, caplo
         assert (slot, result.error, result.env_steps) == (1 - lost, None, 8)
 
 
-def test_episodes_of_libero_are_those_of_processes(cluster):
-    spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
-    outcomes = []
-    for simulators in ("processes", "ray"):
-        with make_pool(spec, 2, every_fourth_pixel, simulators) as pool:
-            outcomes.append(play(pool, (5, 70)))
-    in_processes, on_ray = outcomes
-    assert_same_results(on_ray, in_processes)
+def test_a_pool_on_the_cluster_is_made_from_the_same_recipe(cluster, monkeypatch):
+    monkeypatch.setattr("envs.pool.make_env", FakeEnv)
+    with make_pool(SPEC, 2, every_fourth_pixel, "ray") as pool:
+        workers = {worker_of(run_chunk(pool, slot=slot)) for slot in (0, 1)}
+        assert len(workers | {os.getpid()}) == 3
