@@ -4,16 +4,9 @@ import os
 
 import pytest
 
-from contracts import BadInput
 from envs import gl_backend
-from envs.gl_backend import choose_egl_device, prepare_gl, render_device
+from envs.gl_backend import choose_egl_device, render_device
 from envs.libero_imports import prepare_imports
-
-
-def test_a_missing_library_is_named_with_the_command(monkeypatch):
-    monkeypatch.setattr(gl_backend, "LIBRARIES", ("libNoSuchThing.so.1",))
-    with pytest.raises(BadInput, match=r"libNoSuchThing\.so\.1 is missing.*apt-get install"):
-        prepare_gl()
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def machine(monkeypatch):
     return with_devices
 
 
-@pytest.mark.parametrize("visible", [None, "", "0,1", "GPU-6f4a"])
+@pytest.mark.parametrize("visible", [None, "0,1"])
 def test_the_learners_gpu_selection_survives(machine, monkeypatch, visible):
     machine(1, 2, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

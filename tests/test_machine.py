@@ -37,14 +37,8 @@ def limits(tmp_path, monkeypatch):
     ("membership", "files", "cores"),
     [
         ("", {}, 16),
-        (MEMBERSHIP, {"slice/job/cpu.max": "max 100000\n"}, 16),
         (MEMBERSHIP, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
-        (
-            MEMBERSHIP,
-            {"cpu.max": "250000 100000\n"},
-            2,
-        ),  # a container that sees only its own part of the path
-        (MEMBERSHIP, {"cpu.max": "50000 100000\n"}, 1),
+        (MEMBERSHIP, {"cpu.max": "50000 100000\n"}, 1),  # a container sees only its own part of the path
         ("4:cpu:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 16),
         (
             "4:cpu,cpuacct:/job\n",
@@ -62,7 +56,6 @@ def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership,
     ("membership", "files", "gib"),
     [
         ("", {}, 30),
-        (MEMBERSHIP, {"slice/memory.max": "max", "slice/memory.current": "5"}, 30),
         (
             MEMBERSHIP,
             {
