@@ -208,13 +208,7 @@ def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
     """The rules of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
     checkpoint = str(config.model.checkpoint)
     can_act_by_l1 = policy.can_act_by_l1(checkpoint)
-    modes: Sequence[Mode]
-    if config.mode is not None:
-        modes = config.mode
-    elif config.samples:
-        modes = ["sample"]
-    else:
-        modes = ["l1" if can_act_by_l1 else "greedy"]
+    modes: Sequence[Mode] = config.mode or ["l1" if can_act_by_l1 else "greedy"]
     if "l1" in modes and not can_act_by_l1:
         advice = "use --mode greedy, median or sample"
         if policy.action_head is not None:
@@ -248,9 +242,8 @@ def play_suite(
     """Check the policy, and play the missing episodes of a suite by each rule."""
     spec = env_spec(config, suite, policy.num_images)
     num_episodes = max(map(len, missing.values()))
-    useful = {f"{num_episodes} episode(s)": num_episodes}
     renderer = find_renderer_apart()
-    simulators = count_simulators(config.simulator, spec.kept_tasks, policy.device, renderer, useful)
+    simulators = count_simulators(config.simulator, spec.kept_tasks, policy.device, renderer, num_episodes)
     say(f"{suite}: {simulators.reason}")
     prepare = policy.model_inputs.prepare_images
     with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:

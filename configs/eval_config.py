@@ -52,8 +52,7 @@ class EvalConfig:
     init_states: Literal["official", "fresh", "both"] = "official"
     # How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
     # published results; median: the medians of its token distributions, which can succeed far more often where these
-    # are wide; sample: drawn; l1: the L1 head (None: sample if --temperature is given, l1 if a pretrained checkpoint
-    # has an L1 head, else greedy).
+    # are wide; sample: drawn; l1: the L1 head (None: l1 if a pretrained checkpoint has an L1 head, else greedy).
     mode: tuple[Mode, ...] | None = None
     # Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample).
     temperature: PositiveFloat | None = None
@@ -79,10 +78,8 @@ class EvalConfig:
             len(self.suites) > 1 or self.task_ids not in (None, (0,))
         ):
             raise BadInput("--bddl-file names one task: give one --task-suite and no --task-ids")
-        if self.temperature is not None and not self.samples:
-            raise BadInput(
-                f"--mode {' '.join(self.mode or ())} does not sample: leave out --temperature, or give --mode sample"
-            )
+        if self.temperature is not None and "sample" not in (self.mode or ()):
+            raise BadInput("--temperature is that of --mode sample: give that mode, too")
         changes = [split_suite(suite)[1] for suite in self.suites]
         if self.init_states != "official" and not set(changes).isdisjoint(PLUS_CHANGES):
             raise BadInput(
@@ -92,11 +89,6 @@ class EvalConfig:
             raise BadInput(
                 "--prompt leaked is for the suites of LIBERO-Plus alone: evaluate others by another command"
             )
-
-    @property
-    def samples(self) -> bool:
-        """Whether the policy samples its actions in one of the modes."""
-        return self.temperature is not None if self.mode is None else "sample" in self.mode
 
     @property
     def suites(self) -> tuple[str, ...]:

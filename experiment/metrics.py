@@ -1,6 +1,5 @@
 """Compute the metrics of an update, under their names in metrics.jsonl and wandb, and its line in the log."""
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,14 +52,12 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def system_metrics() -> dict[str, float]:
-    """Main memory and peak GPU memory of this process in GiB; utilisation of the GPU in percent, if it can be read."""
+    """Main memory and peak GPU memory of this process in GiB."""
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     # If this curve only rises, the program leaks memory.
     metrics = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / GIB}
     if torch.cuda.is_available():
         metrics["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / GIB
-        with contextlib.suppress(Exception):  # fails without NVIDIA's library, and on a part of a GPU (MIG)
-            metrics["system/gpu_util"] = torch.cuda.utilization()
     return metrics
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,9 +71,8 @@ def count_for_training(
     More simulators than a rollout has episodes, if all are as long as they may be, would only make rollouts longer than
     --n-steps. The policy must have been loaded on `device`. renderer: what `find_renderer_apart` has found.
     """
-    n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)
-    useful = {f"a rollout of {n_steps} env steps": math.ceil(n_steps / ranks.size / longest)}
+    useful = math.ceil(config.rollout.n_steps / ranks.size / longest)
     kept_tasks = min(len(tasks), EnvSpec.kept_tasks)
     count = count_simulators(config.simulator, kept_tasks, device, renderer, useful, ranks)
     return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
@@ -84,13 +83,12 @@ def count_simulators(
     kept_tasks: int,
     device: torch.device,
     renderer: str,
-    useful: Mapping[str, int],
+    useful: int,
     ranks: Ranks = ALONE,
 ) -> SimulatorCount:
     """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one.
 
-    kept_tasks: that each keeps in memory. useful: the name of what is to play -> the number of simulators that are of
-    use for it.
+    kept_tasks: that each keeps in memory. useful: how many at most are of use for what is to play.
     """
     memory = memory_of_simulator(simulator, kept_tasks)
     gpu = device if device.type == "cuda" and not renders_in_software(renderer) else None
@@ -99,9 +97,10 @@ def count_simulators(
     if simulator.num_envs != "auto":
         limits = {"as configured (--num-envs)": simulator.num_envs}
     elif simulator.simulators == "ray":
-        limits = {**useful, **limit_of_cluster(ranks)}
+        limits = limit_of_cluster(ranks) | {"more are of no use": useful}
     else:
-        limits = {**useful, **limits_of_machine(memory, free_gib, ranks_here, device.type == "cpu", gpu)}
+        limits = limits_of_machine(memory, free_gib, ranks_here, device.type == "cpu", gpu)
+        limits["more are of no use"] = useful
     reason = min(limits, key=lambda name: limits[name])
     num_envs = max(1, limits[reason])
     needed_gib = num_envs * memory.main

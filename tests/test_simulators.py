@@ -23,7 +23,6 @@ CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
 NVIDIA = "EGL device 0: NVIDIA GeForce RTX 4090/PCIe (NVIDIA Corporation)"
 MESA = "EGL device 0: llvmpipe (LLVM 15.0.6, 256 bits) (Mesa/X.org)"
-PLENTY = {"1000 episodes": 1000}
 OFFICIAL = SimulatorConfig(assets="official")
 
 
@@ -57,7 +56,7 @@ def test_there_are_as_many_as_cores_and_half_of_the_free_memory_allow(
 ):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     machine(cores, main, gpu)
-    count = count_simulators(OFFICIAL, 1, device, renderer, PLENTY)
+    count = count_simulators(OFFICIAL, 1, device, renderer, useful=1000)
     on_gpu = device == GPU and renderer == NVIDIA
     assert (count.num_envs, count.gpu_gib) == (num_envs, pytest.approx(0.55 * num_envs if on_gpu else 0.0))
 
@@ -65,9 +64,7 @@ def test_there_are_as_many_as_cores_and_half_of_the_free_memory_allow(
 def test_a_number_is_kept_whatever_the_machine_is_with_a_warning(machine, caplog):
     caplog.set_level("INFO")
     machine(cores=2, main=1.0)
-    chosen = count_simulators(
-        SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, {"one episode": 1}
-    )
+    chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, useful=1)
     assert chosen == SimulatorCount(8, "8 simulator(s): as configured (--num-envs)", 0.0, 0.0)
     assert "need about 9.6" in caplog.text
 
