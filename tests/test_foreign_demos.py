@@ -65,23 +65,6 @@ def ours(tmp_path_factory) -> dict[str, object]:
     return training_data(folder)
 
 
-@pytest.mark.parametrize("kind", ["LeRobot", "RLDS of PNG", "RLDS of JPEG"])
-def test_the_frames_are_those_of_our_own_format(kind, ours, tmp_path):
-    folder = tmp_path / "libero"
-    if kind == "LeRobot":
-        folder = write_lerobot(folder, RECORDINGS)
-    else:
-        folder = write_rlds(folder, RECORDINGS, png if kind == "RLDS of PNG" else encode_jpeg)
-    np.testing.assert_equal(training_data(folder), ours)
-
-
-def test_a_video_gives_the_same_frames_up_to_its_codec(ours, tmp_path):
-    theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
-    differences = np.abs(theirs["images"].astype(float) - ours["images"]).mean((1, 2, 3, 4))
-    assert differences.max() < 6  # frames of other steps differ by about 50
-    np.testing.assert_equal(theirs | {"images": None}, ours | {"images": None})
-
-
 def with_gripper(recording: StoredEpisode, opens: float, closes: float) -> StoredEpisode:
     """The same motion of the fingers, recorded with other values of the gripper's command."""
     actions = recording.actions.copy()
@@ -89,15 +72,31 @@ def with_gripper(recording: StoredEpisode, opens: float, closes: float) -> Store
     return replace(recording, actions=actions)
 
 
-@pytest.mark.parametrize(("opens", "closes"), [(0.0, 1.0), (1.0, 0.0), (1.0, -1.0)])
-def test_the_grippers_convention_is_seen_in_what_the_fingers_do(opens, closes, ours, tmp_path):
-    stored = [with_gripper(recording, opens, closes) for recording in RECORDINGS]
-    np.testing.assert_equal(training_data(write_rlds(tmp_path, stored)), ours)
+FLIPPED = [replace(recording, pictures=np.flip(recording.pictures, (2, 3))) for recording in RECORDINGS]
 
 
-def test_pictures_are_turned_upright(ours, tmp_path):
-    stored = [replace(recording, pictures=np.flip(recording.pictures, (2, 3))) for recording in RECORDINGS]
-    np.testing.assert_equal(training_data(write_rlds(tmp_path, stored), "both"), ours)
+@pytest.mark.parametrize(
+    ("write", "flip"),
+    [
+        (lambda folder: write_lerobot(folder, RECORDINGS), "none"),
+        (lambda folder: write_rlds(folder, RECORDINGS), "none"),
+        (lambda folder: write_rlds(folder, RECORDINGS, encode_jpeg), "none"),
+        (lambda folder: write_rlds(folder, FLIPPED), "both"),
+        # The fingers show which value closes the gripper.
+        (lambda folder: write_rlds(folder, [with_gripper(one, 0.0, 1.0) for one in RECORDINGS]), "none"),
+        (lambda folder: write_rlds(folder, [with_gripper(one, 1.0, 0.0) for one in RECORDINGS]), "none"),
+        (lambda folder: write_rlds(folder, [with_gripper(one, 1.0, -1.0) for one in RECORDINGS]), "none"),
+    ],
+)
+def test_the_frames_are_those_of_our_own_format(write, flip, ours, tmp_path):
+    np.testing.assert_equal(training_data(write(tmp_path / "libero"), flip), ours)
+
+
+def test_a_video_gives_the_same_frames_up_to_its_codec(ours, tmp_path):
+    theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
+    differences = np.abs(theirs["images"].astype(float) - ours["images"]).mean((1, 2, 3, 4))
+    assert differences.max() < 6  # frames of other steps differ by about 50
+    np.testing.assert_equal(theirs | {"images": None}, ours | {"images": None})
 
 
 @pytest.mark.parametrize("write", [write_lerobot, write_rlds])
