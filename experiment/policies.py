@@ -86,7 +86,7 @@ def choose_and_keep_teacher(policy: Policy, config: TrainConfig) -> TeacherChoic
     checkpoint = str(config.model.checkpoint)
     _, adapter = base_and_adapter(checkpoint)
     if adapter is not None:
-        policy.keep_as_teacher()
+        policy.freeze_as_teacher()
     can_act_by_l1 = policy.can_act_by_l1(checkpoint)
     return choose_teacher(config.phases, checkpoint, config.loss.kl_coef, can_act_by_l1, policy.is_laplace)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,17 @@ from workshop.sft_config import TinySize
 from workshop.tiny import make_tiny_checkpoint
 
 SUITE = "libero_spatial"
+# Load options of every kind of policy that the small checkpoint can be.
+KINDS: dict[str, dict[str, object]] = {
+    "all": {},
+    "last_block": {"trained_blocks": 1},
+    "last_2_blocks": {"trained_blocks": 2},
+    "language_model": {"trained_blocks": 3},
+    "int8": {"trained_blocks": 2, "frozen_weights": "int8"},
+    "laplace": {"l1_student": "laplace"},
+    "laplace_last_2_blocks": {"l1_student": "laplace", "trained_blocks": 2},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
 SMALL = TinySize(
     image_size=32,
@@ -68,6 +80,16 @@ def load_policy(folder: Path, **options) -> Policy:
     """A policy on the CPU, with adapters of rank 4 unless the options say otherwise."""
     defaults = {"task_suite": SUITE, "device": "cpu", "lora_rank": 4}
     return Policy.load(str(folder), LoadOptions(**(defaults | options)))
+
+
+def trained_policy(folder: Path, **options) -> Policy:
+    policy = load_policy(folder, **options)
+    train_a_little(policy)
+    return policy
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
 
 
 def train_a_little(policy: Policy, step: float = 0.05) -> None:

@@ -9,7 +9,7 @@ import torch
 from configs.config import TrainConfig, changed
 from rl.phases import Phase, phase_at
 from rl.teacher import choose_teacher, settle_warmup
-from tests.small_checkpoint import load_policy, train_a_little
+from tests.small_checkpoint import load_policy, trained_policy
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import merge
 from vla.preprocessing import synthetic_observations
@@ -85,16 +85,6 @@ def test_at_the_start_it_equals_its_teacher_and_the_l1_head(l1_folder, observati
     assert np.abs(decode(greedy) - actions).max() <= HALF_A_BIN + 1e-6
 
 
-@trunks
-def test_acting_and_learning_compute_the_same_log_probs(l1_folder, observations, trained_blocks):
-    policy = laplace_policy(l1_folder, trained_blocks=trained_blocks)
-    train_a_little(policy)
-    generators = [torch.Generator().manual_seed(i) for i in range(3)]
-    acted = policy.act(observations, "sample", 1.6, generators)
-    logits = policy.chunk_logits(observations, acted.kept)
-    assert torch.equal(policy.token_logprobs(logits, acted.tokens, 1.6).detach(), acted.logprobs)
-
-
 def test_its_teacher_is_greedy_and_by_default_there_is_no_warmup():
     config = changed(TrainConfig(), l1_student="laplace")
     teacher = choose_teacher(config.phases, "a/checkpoint", 0.1, has_l1_head=True, is_laplace=True)
@@ -126,25 +116,8 @@ def test_the_gradient_goes_through_the_frozen_head_to_the_adapters(l1_folder, ob
         torch.testing.assert_close(policy.chunk_outputs(observations)[0], before[0])
 
 
-@trunks
-def test_a_saved_adapter_keeps_its_way_to_act_and_can_teach(
-    l1_folder, observations, tmp_path, trained_blocks
-):
-    policy = laplace_policy(l1_folder, trained_blocks=trained_blocks)
-    train_a_little(policy)
-    policy.save_adapter(tmp_path / "adapter")
-    loaded = load_policy(tmp_path / "adapter")
-    assert loaded.can_act_by_l1(str(tmp_path / "adapter"))
-    expected = policy.act(observations, "l1")
-    np.testing.assert_array_equal(loaded.act(observations, "l1").actions, expected.actions)
-    loaded.keep_as_teacher()
-    train_a_little(loaded)
-    np.testing.assert_array_equal(loaded.act_as_teacher(observations).tokens, expected.tokens)
-
-
 def test_merged_it_is_an_l1_checkpoint_with_the_bases_head(l1_folder, observations, tmp_path):
-    policy = laplace_policy(l1_folder)
-    train_a_little(policy)
+    policy = trained_policy(l1_folder, l1_student="laplace")
     policy.save_adapter(tmp_path / "adapter")
     merge(tmp_path / "adapter", tmp_path / "merged")
     before = inspect_checkpoint(l1_folder)
@@ -154,8 +127,3 @@ def test_merged_it_is_an_l1_checkpoint_with_the_bases_head(l1_folder, observatio
     merged = load_policy(tmp_path / "merged").act(observations, "l1")
     np.testing.assert_allclose(merged.actions, policy.act(observations, "l1").actions, atol=1e-4)
     assert np.abs(merged.actions - load_policy(l1_folder).act(observations, "l1").actions).max() > 0.01
-
-
-def test_without_an_l1_head_its_flag_changes_nothing(small_one_image):
-    policy = laplace_policy(small_one_image)
-    assert not policy.is_laplace

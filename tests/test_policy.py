@@ -12,7 +12,15 @@ from PIL import Image
 
 from contracts import BadInput, Observation
 from tests.llama_like import llama_like_tokenizer
-from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy, train_a_little
+from tests.small_checkpoint import (
+    BUNDLED,
+    change_by_a_step,
+    every_kind,
+    generators,
+    load_policy,
+    train_a_little,
+    trained_policy,
+)
 from vla.preprocessing import synthetic_observations
 from vla.tokens import decode, encode, to_env
 
@@ -60,16 +68,23 @@ def test_decisions_are_the_references_from_observations_to_actions(name, tmp_pat
     assert np.abs(rounded - np.clip(chunk, -1, 1)).max() <= half_a_bin + 2e-4
 
 
-def _generators(count: int):
-    return [torch.Generator().manual_seed(i) for i in range(count)]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 1.6])
-@pytest.mark.parametrize("mode", ["greedy", "median", "sample", "l1"])
-def test_learning_reproduces_the_log_probabilities_of_acting(policy, observations, mode, temperature):
-    acted = policy.act(observations, mode, temperature, _generators(3))
-    again = policy.token_logprobs(policy.chunk_logits(observations), acted.tokens, temperature)
-    assert torch.equal(again.detach(), acted.logprobs)
+@every_kind
+@pytest.mark.parametrize("are_kept", [True, False])
+def test_learning_reproduces_the_log_probabilities_of_acting_to_the_bit(small, observations, kind, are_kept):
+    """From the observations, and from what a frozen trunk has kept of them."""
+    policy = trained_policy(small, **kind)
+    policy.kept_on = policy.device if are_kept else None
+    for mode, temperature in (("greedy", 1.0), ("median", 1.0), ("sample", 1.6), ("l1", 1.6)):
+        acted = policy.act(observations, mode, temperature, generators(3))
+        whole, _ = policy.network(*policy.model_inputs(observations))
+        for logits in (
+            whole,
+            policy.chunk_logits(observations),
+            policy.chunk_logits(observations, acted.kept),
+        ):
+            assert torch.equal(
+                policy.token_logprobs(logits, acted.tokens, temperature).detach(), acted.logprobs
+            )
 
 
 def test_a_policy_whose_logits_are_no_numbers_does_not_act(policy, observations):
@@ -77,7 +92,7 @@ def test_a_policy_whose_logits_are_no_numbers_does_not_act(policy, observations)
     with torch.no_grad():
         parameter[:] = torch.nan
     with pytest.raises(BadInput, match="not finite"):
-        policy.act(observations[:1], "sample", 1.0, _generators(1))
+        policy.act(observations[:1], "sample", 1.0, generators(1))
 
 
 def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
@@ -167,14 +182,19 @@ def test_only_adapters_and_proprio_projector_learn(policy, observations):
 # Saving and loading
 
 
-def test_saved_adapter_gives_the_same_policy(small, policy, observations, tmp_path):
-    train_a_little(policy)
+@every_kind
+def test_saved_adapter_gives_the_same_policy(small, observations, tmp_path, kind):
+    policy = trained_policy(small, **kind)
     policy.save_adapter(tmp_path / "adapter")
-    expected = policy.chunk_logits(observations).detach()
     by_itself = load_policy(tmp_path / "adapter", lora_rank=16)
-    resumed = load_policy(small, seed=7)
+    resumed = load_policy(small, seed=7, **kind)
     resumed.load_adapter(tmp_path / "adapter")
+    assert by_itself.network.trained_blocks == policy.network.trained_blocks
+    assert by_itself.can_act_by_l1(str(tmp_path / "adapter")) is policy.is_laplace
     for other in (by_itself, resumed):
-        assert torch.equal(other.chunk_logits(observations), expected)
+        assert torch.equal(other.chunk_logits(observations), policy.chunk_logits(observations))
+        np.testing.assert_array_equal(
+            other.act(observations, "l1").actions, policy.act(observations, "l1").actions
+        )
         with other.teacher(), policy.teacher():
             assert torch.equal(other.chunk_logits(observations), policy.chunk_logits(observations))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.small_checkpoint import load_policy, train_a_little
+from tests.small_checkpoint import every_kind, load_policy, train_a_little
 
 
 @pytest.fixture
@@ -11,7 +11,9 @@ def policy(small):
     return load_policy(small)
 
 
-def test_the_pretrained_policy_never_changes(policy, observations):
+@every_kind
+def test_the_pretrained_policy_never_changes(small, observations, kind):
+    policy = load_policy(small, **kind)
     pretrained = policy.chunk_logits(observations).detach()
     assert policy.equals_teacher()
     for _ in range(2):
@@ -44,7 +46,7 @@ def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observ
 def test_a_policy_that_starts_from_an_adapter_is_its_own_teacher_as_it_was(policy, observations):
     train_a_little(policy)
     teachers_logits = policy.chunk_logits(observations).detach()
-    policy.keep_as_teacher()
+    policy.freeze_as_teacher()
     assert policy.equals_teacher()
     train_a_little(policy, step=0.1)
     students_logits = policy.chunk_logits(observations).detach()

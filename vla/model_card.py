@@ -24,31 +24,18 @@ Evaluate it with the program that trained it; other programs for OpenVLA-OFT loa
 def write_card(out: Path, name: str, base: str, base_folder: Path, adapter: StoredAdapter) -> None:
     """Write the card into `out`. `name`: the merged folder's; `base`: folder or hub id of the base."""
     is_on_hub = not Path(base).is_dir() and HUB_ID.fullmatch(base) is not None
-    hub_id = base if is_on_hub else None
+    base_card = base_folder / "README.md"
+    facts = ModelCard.load(base_card, ignore_metadata_errors=True).data if base_card.is_file() else None
     data = ModelCardData(
-        base_model=hub_id,
+        base_model=base if is_on_hub else None,
+        license=None
+        if facts is None
+        else facts.license,  # where the base's card names none, its own page may
         pipeline_tag="robotics",
         tags=TAGS,
-        model_name=name,
     )
-    for field, value in licence_of(base_folder, hub_id).items():
-        data[field] = value
+    shown_base = base if is_on_hub else Path(base).name  # no folder of this machine
     card = ModelCard.from_template(
-        data,
-        template_str=TEMPLATE,
-        name=name,
-        base=hub_id or Path(base).name,  # no folder of this machine
-        rank=adapter.rank,
-        alpha=adapter.alpha,
+        data, template_str=TEMPLATE, name=name, base=shown_base, rank=adapter.rank, alpha=adapter.alpha
     )
     card.save(out / "README.md")
-
-
-def licence_of(base_folder: Path, hub_id: str | None) -> dict[str, str]:
-    """The licence that the base's card names; where it names none, a reference to the base."""
-    card = base_folder / "README.md"
-    licence = ModelCard.load(card, ignore_metadata_errors=True).data.license if card.is_file() else None
-    if licence is not None:
-        return {"license": licence}
-    link = {"license_link": f"https://huggingface.co/{hub_id}"} if hub_id else {}
-    return {"license": "other", "license_name": "as-the-base", **link}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -154,9 +154,8 @@ class Policy:
                 "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
         actions = self.actions(tokens.cpu().numpy()) if chunk is None else self.scaled(chunk)
-        if kept is None:
-            kept = self._keep(states, len(observations))
-        return Acted(tokens.cpu(), logprobs, actions, kept)
+        to_keep = self._copies_to_keep(states, len(observations)) if kept is None else kept
+        return Acted(tokens.cpu(), logprobs, actions, to_keep)
 
     def chunk_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
         """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v.
@@ -203,7 +202,7 @@ class Policy:
             return self._run("forward", *self.model_inputs(observations))
         return self._run("top", *states)
 
-    def _keep(self, states: tuple[Tensor, Tensor | None] | None, count: int) -> KeptStates:
+    def _copies_to_keep(self, states: tuple[Tensor, Tensor | None] | None, count: int) -> KeptStates:
         """Copies of the rows of what `_trunk` has computed for `count` observations, where they are to be kept."""
         return [None] * count if states is None else store(split_rows(*states), self.kept_on)
 
@@ -240,14 +239,12 @@ class Policy:
 
     # Teacher
 
-    @contextmanager
-    def teacher(self) -> Iterator[None]:
+    def teacher(self) -> AbstractContextManager[None]:
         """Within this block the network decides as the teacher; see `vla.teacher`. Blocks may be nested.
 
         By default the teacher is the network without its adapters and with the pretrained proprio projector.
         """
-        with self._teacher.acting():
-            yield
+        return self._teacher.acting()
 
     def act_as_teacher(
         self, observations: Sequence[Observation], mode: Mode = "greedy", kept: KeptStates | None = None
@@ -265,7 +262,7 @@ class Policy:
         """Whether this policy has not been trained away from its teacher, so that both decide the same greedily."""
         return self._teacher.equals_student()
 
-    def keep_as_teacher(self) -> None:
+    def freeze_as_teacher(self) -> None:
         """Make this policy, as it is now, the teacher."""
         self._teacher = Snapshot([parameter for _, parameter in self._trainable])
 
