@@ -16,12 +16,7 @@ PROVENANCE = {
     "argv": ["--preset", "tiny", "--seed", "3", "--lr", "0.001"],
     "git": {"commit": "0123456789abcdef", "modified": True},
     "versions": {"python": "3.11.2", "torch": "2.15.0"},
-    "machine": {
-        "system": "Linux",
-        "cpus": 2,
-        "gpus": ["Some GPU"],
-        "gpu_gib": [80.0],
-    },
+    "machine": {"system": "Linux", "cpus": 2, "gpus": ["Some GPU"], "gpu_gib": [80.0]},
 }
 
 
@@ -51,10 +46,10 @@ def update(step: int, phase: int, **metrics) -> dict:
 
 ROWS = [
     evaluation(0),
-    update(100, 0, **{"distill/loss": 2.0, "distill/accuracy": 0.4, "train/grad_norm": 1.5}),
-    update(200, 1, **{"train/clip_fraction": 0.125, "train/approx_kl": 0.01, "train/grad_norm": 0.5}),
+    update(100, 0, **{"distill/accuracy": 0.4, "train/grad_norm": 1.5}),
+    update(200, 1, **{"train/approx_kl": 0.01, "train/grad_norm": 0.5}),
     evaluation(200),
-    update(300, 2, **{"train/clip_fraction": 0.25, "train/approx_kl": 0.02, "train/grad_norm": None}),
+    update(300, 2, **{"train/approx_kl": 0.02, "train/grad_norm": None}),
     evaluation(300),
 ]
 

@@ -197,7 +197,7 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     assert successes == {"teacher": 7, "greedy": 7, "sampled": 14, "median": 7}
 
 
-def test_the_best_has_the_highest_success_rate(run, learner):
+def test_the_best_is_the_first_with_the_highest_success_rate(run, learner):
     state = TrainerState()
     best = []
     for step, successes in ((0, 5), (100, 8), (200, 6), (250, 8), (300, 9)):

@@ -32,17 +32,13 @@ def end_with(run: Run, reason: BaseException) -> tuple[BaseException, str]:
     return caught.value, time_and_text[1]
 
 
-def test_a_bug_is_logged_with_its_traceback(run):
+def test_the_log_has_the_traceback_of_a_bug_and_one_line_for_a_full_gpu(run):
     raised, logged = end_with(run, ValueError("a bug"))
     assert isinstance(raised, ValueError)
     assert "Traceback" in logged
-    assert logged.endswith("ValueError: a bug\n")
-
-
-def test_a_full_gpu_is_one_line_with_the_flags_that_help(run):
+    (run.folder / LOG_FILE).unlink()
     raised, logged = end_with(run, torch.OutOfMemoryError("CUDA out of memory\nand more"))
     assert isinstance(raised, BadInput)
-    assert "--micro-batch-size" in str(raised)
     assert logged == f"{raised}\n"
 
 

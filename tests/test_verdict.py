@@ -3,7 +3,7 @@
 import pytest
 
 from experiment.run_folder import read_run
-from experiment.verdict import best_evaluation, changes, judge, read_evaluations
+from experiment.verdict import changes, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
 
@@ -64,10 +64,3 @@ def test_each_of_several_tasks_has_its_changes(tmp_path):
         0: {"sampled": 1, "greedy": 0},
         4: {"sampled": 0, "greedy": 2},
     }
-
-
-def test_the_best_evaluation_is_the_first_of_those_with_the_highest_greedy_success(tmp_path):
-    run = read_run(store(tmp_path, [evaluation(step) for step in (0, 100, 200)]))
-    for step, solved in ((0, "0100"), (100, "1110"), (200, "0111")):
-        store_episodes(tmp_path, step, greedy=solved)
-    assert best_evaluation(read_evaluations(run)).env_steps == 100
