@@ -337,6 +337,22 @@ def trajectory(
     return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))
 
 
+def contents(trajectories: Sequence[Trajectory]) -> list[tuple]:
+    """Everything about trajectories that learning sees, comparable with ==."""
+    return [
+        (
+            t.episode,
+            t.success,
+            t.env_steps,
+            [
+                (d.observation.proprio.tolist(), d.tokens.tolist(), d.by_teacher, d.executed, d.kept.tolist())
+                for d in t.decisions
+            ],
+        )
+        for t in trajectories
+    ]
+
+
 def acted_batch(
     policy: FakePolicy, lengths: Sequence[int] = (3, 2, 3), temperature: float = 1.0, seed: int = 0
 ) -> Batch:

@@ -28,7 +28,7 @@ from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
 from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.update import Learner, prepare_batch, update
-from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
+from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, contents, parameters_of
 
 LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
@@ -83,18 +83,6 @@ def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int) -> Rollout:
 def rollout_of(ranks: Ranks) -> dict[str, Any]:
     pool = FakePool(script, num_slots=3)
     return {"started": pool.started, "trajectories": contents(play(ranks, pool, EPISODES, 120).trajectories)}
-
-
-def contents(trajectories) -> list[tuple]:
-    return [
-        (
-            t.episode,
-            t.success,
-            t.env_steps,
-            [(d.tokens.tolist(), d.observation.proprio.tolist(), d.kept.tolist()) for d in t.decisions],
-        )
-        for t in trajectories
-    ]
 
 
 def sampled_dynamically(ranks: Ranks) -> list:
