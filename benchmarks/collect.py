@@ -8,7 +8,6 @@ benchmarks.compare read the file.
 """
 
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,12 @@ from pathlib import Path
 import tyro
 
 from command_line import main_guard, parse_flags
-from contracts import BadInput
+from contracts import BadInput, read_fields
+from experiment.episodes import EpisodeResult
+from experiment.provenance import Provenance
+from experiment.results import read_results
+from experiment.run_folder import read_run
+from experiment.verdict import read_evaluations
 
 # What plots and tables need of an update.
 UPDATE_FIELDS = (
@@ -62,53 +66,48 @@ def main(argv: Sequence[str]) -> None:
 
 
 def collect_run(folder: Path) -> dict[str, object]:
-    """The command, commit and machine of a run, its updates as columns, and its evaluations."""
-    description = json.loads((folder / "config.json").read_text())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    updates = [row for row in rows if "rollout/success_rate" in row]
+    """The command, commit and machine of a run, its updates as columns, and its evaluations. Raises BadInput."""
+    run = read_run(folder)
+    updates = [row for row in run.rows if "rollout/success_rate" in row]
     fields = [name for name in UPDATE_FIELDS if any(name in row for row in updates)]
-    evaluations = {int(re.sub(r"\D", "", path.stem)): path for path in folder.glob("evaluations/step_*.json")}
     return {
-        "seed": description["config"]["run"]["seed"],
-        "argv": description["argv"],
-        "commit": description["git"].get("commit"),
-        "machine": description["machine"],
-        "world": f"{description['simulator']}, assets {description['looks']}",
+        "seed": run.config.run.seed,
+        "argv": run.description["argv"],
+        "commit": run.description["git"].get("commit"),
+        "machine": run.description["machine"],
+        "world": f"{run.description['simulator']}, assets {run.description['looks']}",
         "updates": {name: [rounded(row.get(name)) for row in updates] for name in fields},
         "evaluations": [
-            {"global_step": step, "successes": successes_by_player(json.loads(path.read_text()))}
-            for step, path in sorted(evaluations.items())
+            {"global_step": each.env_steps, "successes": successes_by_player(each.episodes)}
+            for each in read_evaluations(run)
         ],
     }
 
 
 def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
     """How a checkpoint was played, and the success of every episode. `seed`: that of its run; None for another."""
-    results = json.loads(path.read_text())
-    checkpoint = results["settings"]["checkpoint"]
-    seeds = [
-        json.loads((run / "config.json").read_text())["config"]["run"]["seed"]
-        for run in runs
-        if run.name in Path(checkpoint).parts
-    ]
+    results = read_results(path)
+    provenance = read_fields(path, Provenance, part="provenance")
+    checkpoint = results.settings.checkpoint
+    seeds = [read_run(run).config.run.seed for run in runs if run.name in Path(checkpoint).parts]
     return {
         "checkpoint": checkpoint,
         "seed": seeds[0] if seeds else None,
-        "argv": results["provenance"]["argv"],
-        "commit": results["provenance"]["git"].get("commit"),
-        "machine": results["provenance"]["machine"],
-        "world": f"{results['settings']['simulator']}, assets {results['settings']['assets']}",
-        "successes": successes_by_player(results),
+        "argv": provenance["argv"],
+        "commit": provenance["git"].get("commit"),
+        "machine": provenance["machine"],
+        "world": f"{results.settings.simulator}, assets {results.settings.assets}",
+        "successes": successes_by_player(results.episodes),
     }
 
 
-def successes_by_player(results: dict) -> dict[str, dict[str, str]]:
+def successes_by_player(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str, str]]:
     """Player (teacher, or the mode of a student) -> task and first state -> a string of 0 and 1, a place a state."""
     outcomes: dict[str, dict[str, dict]] = defaultdict(lambda: defaultdict(dict))
-    for episode in results["episodes"]:
-        player = "teacher" if episode["actor"] == "teacher" else episode["mode"]
-        task = f"{episode['task_suite']} {episode['task_id']} {'fresh' if episode['fresh'] else 'official'}"
-        outcomes[player][task][episode["init_state_id"], episode["repeat"]] = episode["success"]
+    for result in episodes:
+        player: str = "teacher" if result.actor == "teacher" else result.mode
+        task = f"{result.task_suite} {result.task_id} {'fresh' if result.fresh else 'official'}"
+        outcomes[player][task][result.init_state_id, result.repeat] = result.success
     successes: dict[str, dict[str, str]] = defaultdict(dict)
     for player, tasks in outcomes.items():
         for task, states in tasks.items():

@@ -20,7 +20,6 @@ interval and p by the paired t test, and Holm's correction of p over the variant
 with equal --num-envs, and in minutes only if the machine is equally busy.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from scipy.stats import ttest_rel
 
 from benchmarks.collect import share
 from command_line import main_guard, parse_flags
-from contracts import BadInput
+from contracts import BadInput, read_json
 from experiment.statistics import compare
 
 MODES = {"sample": "sampled", "greedy": "greedy"}  # of eval.py -> its name in tables
@@ -54,7 +53,7 @@ class Args:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.compare", description=__doc__)
-    experiments = [json.loads(path.read_text()) for path in args.files]
+    experiments = [read_json(path) for path in args.files]
     worlds = {part["world"] for each in experiments for part in (*each["runs"], *each["results"])}
     if len(worlds) > 1:
         raise BadInput(f"the successes are of several simulators or assets: {'; '.join(sorted(worlds))}")

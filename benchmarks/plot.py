@@ -7,7 +7,6 @@ which the student acts alone, the mean of the last 100 or so. The picture has a 
 on dark pages, and letters large enough for a width of 400 pixels. Prints its size.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.collect import share
 from command_line import main_guard, parse_flags
+from contracts import read_json
 
 GREEDY_COLOUR = "#d95f02"
 SAMPLED_COLOUR = "#1f78b4"
@@ -40,7 +40,7 @@ class Args:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.plot", description=__doc__)
-    experiment = json.loads(args.experiment.read_text())
+    experiment = read_json(args.experiment)
     matplotlib.rcParams.update({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "vla-grpo"})
     figure = Figure(figsize=(5, 3.2), layout="constrained", facecolor="white")
     draw(figure.add_subplot(), experiment["runs"], args.title)

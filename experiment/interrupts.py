@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -33,10 +34,23 @@ def interruptible() -> Iterator[None]:
             signal.signal(stop_signal, signal.SIG_DFL if is_impatient else signal.SIG_IGN)
         raise KeyboardInterrupt
 
+    def interrupt_again(swallowed: "sys.UnraisableHookArgs") -> None:
+        """Python swallows what is raised in a destructor or at a fork: there a stop signal would have no effect."""
+        if swallowed.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        else:
+            previous_hook(swallowed)
+
+    previous_hook = sys.unraisablehook
+    previous_alarm = signal.signal(signal.SIGALRM, interrupt)
     try:
+        sys.unraisablehook = interrupt_again
         handle_stop_signals(interrupt)
         yield
     finally:
+        sys.unraisablehook = previous_hook
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous_alarm)
         for stop_signal, handler in previous_handlers.items():
             signal.signal(stop_signal, handler)
 

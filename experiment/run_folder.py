@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from filelock import FileLock
+from typing_extensions import NotRequired
 
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig, config_from_json
@@ -43,14 +44,14 @@ WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
 
 
-class RunDescription(Provenance, total=False):
+class RunDescription(Provenance):
     """The contents of config.json: the provenance, and what decides the result of the run."""
 
     config: dict[str, dict[str, object]]  # settings by section: see configs.config.config_from_json
     looks: str  # name and digest of the assets
     simulator: str  # its packages with their versions
-    hub_commit: str | None  # of the checkpoint, if it came from the hub
-    resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
+    hub_commit: NotRequired[str | None]  # of the checkpoint, if it came from the hub
+    resume_argv: NotRequired[list[list[str]]]  # the command lines that resumed the run; missing if none did
 
 
 def evaluation_path(folder: Path, env_steps: int) -> Path:
@@ -244,7 +245,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder. Raises BadInput if it is not one, is damaged, or has settings of another version."""
     try:
         description = read_description(folder)
-        config = config_from_json(description.get("config"))
+        config = config_from_json(description["config"])
         rows = read_metrics(folder / METRICS_FILE)
     except BadInput as problem:
         raise BadInput(f"{folder} is not a run folder of this version: {problem}") from None

@@ -60,7 +60,7 @@ def store(folder: Path, rows: list[dict], **settings) -> Path:
     for name, value in settings.items():
         section, field = name.split("__")
         config[section][field] = value
-    description = {"config": config, "looks": "official (0123abcd)", **PROVENANCE}
+    description = {"config": config, "looks": "official (0123abcd)", "simulator": "mujoco 3", **PROVENANCE}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(description))
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -49,6 +49,19 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
     assert not run.folder.exists()
 
 
+def test_a_signal_where_python_swallows_exceptions_still_interrupts():
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def wait() -> None:
+        Deleted()
+        signal.pause()  # until it is raised again
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        wait()
+
+
 def test_the_second_signal_kills():
     child = os.fork()
     if child == 0:

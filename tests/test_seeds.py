@@ -25,7 +25,12 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
                 folder = Path(command.split("--output ")[1].split()[0]) / "run"
                 folder.mkdir(parents=True)
                 config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
-                description = {"config": asdict(config), **provenance(shlex.split(command)[1:])}
+                description = {
+                    "config": asdict(config),
+                    "looks": "",
+                    "simulator": "",
+                    **provenance(shlex.split(command)[1:]),
+                }
                 (folder / "config.json").write_text(json.dumps(description))
                 (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/greedy_success": 1.0}\n')
 
