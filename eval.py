@@ -247,11 +247,9 @@ def play_suite(
     say(f"{suite}: {simulators.reason}")
     prepare = policy.model_inputs.prepare_images
     with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
-        pool.start_building(list({key.task_id: None for keys in missing.values() for key in keys}))
         observation = made_up_observation(policy, task_info(spec)[0].instruction)
         attention_probe(policy, observation)
         image_probe(policy, observation)
-        pool.wait_until_built()
         play_missing(config, policy, pool, missing, file)
 
 

@@ -87,13 +87,11 @@ def probe(setup: Setup) -> None:
         raise BadInput(
             "--advantage gae needs Observation.state, which this simulator does not give: use batch"
         )
-    setup.pool.start_building(config.task.task_ids)
     log_row("attention", probes.attention_probe(policy, observation))
     log_row("images", probes.image_probe(policy, observation))
     log_row("log-probs", probes.check_logits_path(policy, observation, config.rollout.temperature))
     micro_batch_size = int(config.update.micro_batch_size)
     log_row("learning", probes.check_learning(policy, observation, micro_batch_size))
-    setup.pool.wait_until_built()
 
 
 def looks_warning(info: CheckpointInfo, pack: Pack) -> str | None:

@@ -7,7 +7,6 @@ results that have arrived. If the simulator fails, the result has an `error`, an
 import logging
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -123,17 +122,6 @@ class Pool:
             self._replace(slot)
         self._episodes[slot] += 1
         self._workers[slot].request((task_id, start), timeout_s=RESET_TIMEOUT_S)
-
-    def start_building(self, task_ids: Sequence[int]) -> None:
-        """Let all slots without a simulator build one meanwhile, unless that would keep this process waiting."""
-        for slot in range(self.num_slots):
-            if self._episodes[slot] == 0 and self._worker_class is not InlineWorker:
-                self.reset(slot, task_ids[slot % len(task_ids)], Start(init_state_id=0))
-
-    def wait_until_built(self) -> None:
-        """Wait until all slots are idle. What has failed is built again, and reported, by the slot's next reset."""
-        while any(self._at_work):
-            self.ready()
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Start a chunk of actions (n, action_dim) in a slot whose episode is not over."""

@@ -59,18 +59,6 @@ def test_an_episode_runs_from_reset_to_done(pool):
     assert pool.ready() == []
 
 
-def test_simulators_are_built_meanwhile_where_there_is_none_yet():
-    with worker_pool(num_envs=3) as pool:
-        first = worker_of(run_chunk(pool, slot=0))
-        pool.start_building([0, 1])
-        pool.reset(0, 2, Start(WORK))  # the slot that has one already is free
-        pool.wait_until_built()
-        pool.start_building([0, 1])
-        assert pool.ready() == []  # there is nothing left to build
-        assert worker_of(run_chunk(pool, slot=0)) == first
-        assert len({worker_of(run_chunk(pool, slot=slot)) for slot in range(3)}) == 3
-
-
 def test_a_fault_is_the_error_of_its_episode_and_the_slot_goes_on(pool):
     assert run_chunk(pool, FAULT).error == "the table fell over"
     assert run_chunk(pool, WORK).error is None
@@ -124,7 +112,7 @@ def test_a_hung_worker_is_replaced_while_others_keep_the_pool_busy_and_tells_whe
         assert "SIGABRT" in errors[0]
         assert errors[1] is None
         assert "hang_for_ever" in capfd.readouterr().err
-        pool.wait_until_built()  # slot 1 may be at work
+        pool.ready()  # slot 1 may be at work
         assert run_chunk(pool, WORK).error is None
 
 
