@@ -26,7 +26,6 @@ import tyro
 from benchmarks.growing import add_noise, grow, sizes_fit
 from command_line import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from vla.adapter_folder import copy_small_files
 from vla.checkpoint import inspect_checkpoint
 from vla.model import OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
@@ -122,8 +121,7 @@ def write_large(
         add_noise(large, noise, generator)
     small_config = read_json(small_folder / "config.json") | {"num_images_in_input": info.num_images}
     config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
-    save_network(folder, large, config)
-    copy_small_files(small_folder, folder)
+    save_network(folder, large, config, source=small_folder)
 
 
 def build_on_meta(config: dict[str, object]) -> OpenVLAOFT:

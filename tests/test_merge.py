@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from contracts import BadInput, read_json, write_json
 from tests.small_checkpoint import (
     BUNDLED,
-    every_kind,
+    KINDS,
     load_policy,
     make_small_checkpoint,
     train_a_little,
@@ -51,7 +51,7 @@ def merged(adapter, tmp_path_factory) -> Path:
     return out
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [KINDS[name] for name in ("all", "int8", "laplace_last_2_blocks")])
 def test_merged_folder_is_the_adapter_on_top_of_its_base(base, observations, tmp_path, kind):
     trained_policy(base, lora_alpha=8, **kind).save_adapter(tmp_path / "adapter")
     policy = load_policy(tmp_path / "adapter", frozen_weights="float32")

@@ -1,10 +1,9 @@
-"""The folder of a trained policy: an adapter in peft's format, the proprio projector, and small files.
+"""The folder of a trained policy: an adapter in peft's format, the proprio projector, and the statistics.
 
-Evaluation needs only this folder and the base checkpoint, which the folder names.
+All else that a policy needs is in the base checkpoint, which the folder names.
 """
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from vla.weights import read_header, read_tensors, write_tensors
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_PROPRIO_FILE = "proprio_projector.safetensors"
-# The base checkpoint's small files that evaluation reads.
-SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 # Names of the language model's blocks and token head
 BLOCK_OR_HEAD = r"language_model\.(model\.layers\.(?P<index>\d+)\.|lm_head\.)"
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
@@ -82,13 +79,11 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
     return (checkpoint, None) if base is None else (base, str(folder))
 
 
-def write_adapter(
-    folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, metadata: dict[str, str]
-) -> None:
+def write_adapter(folder: Path, network: OpenVLAOFT, base_model: str, metadata: dict[str, str]) -> None:
     """Write a trained adapter so that this program and peft's PeftModel.from_pretrained can read it.
 
-    Writes the adapter with `metadata`, the proprio projector, and the small files of `base_folder` that evaluation
-    reads. base_model: the base's name, which the adapter's config stores.
+    Writes the adapter with `metadata`, and the proprio projector. base_model: the base's name, which the adapter's
+    config stores.
     """
     matrices = network.adapters.named_matrices()
     # Written without peft's LoraConfig, which would add all fields of its version: peft 0.11.1, which openvla-oft uses,
@@ -108,14 +103,6 @@ def write_adapter(
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / ADAPTER_PROPRIO_FILE, network.proprio_projector.state_dict())
-    copy_small_files(base_folder, folder)
-
-
-def copy_small_files(source: Path, target: Path) -> None:
-    """Copy the small files of a checkpoint folder that evaluation reads, except config.json."""
-    for path in source.iterdir():
-        if SMALL_FILES.fullmatch(path.name):
-            shutil.copyfile(path, target / path.name)
 
 
 def read_adapter(folder: Path) -> StoredAdapter:

@@ -1,6 +1,7 @@
 """Load a network from a checkpoint folder, and save a network as a checkpoint folder."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from vla.weights import read_pt, stream_tensors, write_pt, write_tensors
 
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
 ACTION_HEAD_FILE = "action_head--latest_checkpoint.pt"
+SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 Head = TypeVar("Head", L1RegressionHead, ProprioProjector)
 
 
@@ -111,9 +113,16 @@ def save_network(
     *,
     dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
+    source: Path | None = None,
 ) -> None:
-    """Save a network without adapters: config.json, weights in `dtype`, projector and L1 head in their own dtypes."""
+    """Save a network without adapters: config.json, weights in `dtype`, projector and L1 head in their own dtypes.
+
+    source: the checkpoint folder whose tokenizer, image processor and statistics are copied.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for path in () if source is None else source.iterdir():
+        if SMALL_FILES.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
     write_json(folder / "config.json", config)
     weights = {
         file_key(name): tensor.to("cpu", dtype)

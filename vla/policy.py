@@ -288,10 +288,10 @@ class Policy:
             "num_images": str(self.num_images),
             "scale": scale_digest(self.statistics),
         }
-        write_adapter(Path(folder), self.network, self.info.weights_folder, self.base_model, metadata)
-        statistics_folder = self.info.statistics_folder
-        if statistics_folder != self.info.weights_folder:  # it is an adapter's or that of demonstrations
-            shutil.copyfile(statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
+        write_adapter(Path(folder), self.network, self.base_model, metadata)
+        statistics = self.info.statistics_folder / STATISTICS_FILE
+        if statistics.is_file():  # some bases have them in config.json
+            shutil.copyfile(statistics, Path(folder) / STATISTICS_FILE)
 
     def load_adapter(self, folder: str | Path) -> None:
         """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation, read_json, write_json
-from vla.adapter_folder import copy_small_files
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.network_io import load_action_head, load_network, save_network
@@ -92,6 +91,6 @@ class WholeNetwork:
         config["looks"] = looks
         config["torch_dtype"] = "bfloat16"
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": "bfloat16"}
-        save_network(folder, self.network, config, action_head=self.action_head)
-        copy_small_files(self.info.weights_folder, folder)
+        source = self.info.weights_folder
+        save_network(folder, self.network, config, action_head=self.action_head, source=source)
         write_json(folder / STATISTICS_FILE, statistics)
