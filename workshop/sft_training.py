@@ -128,23 +128,12 @@ def train(args: SftArgs, demos: Demos, policy: Student, folder: Path) -> None:
     unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
     with show_progress("training", args.steps, "steps") as activity:
         for step in range(1, args.steps + 1):
-            # 1. Draw frames at random, with replacement.
-            rows = torch.randint(
-                len(frames), (args.batch_size,), device=policy.device, generator=generator
-            ).tolist()
-            observations = [frames.observations[row] for row in rows]
-
-            # 2. Augment their pictures, and add noise to their robot states.
-            seen = augment_observations(observations, noise_scale, args.augment, generator)
-
-            # 3. One optimizer step.
             optimizer.param_groups[0]["lr"] = args.learning_rate(step - 1)
-            batch = Frames(seen, frames.targets[rows])
+            batch = draw_batch(args, frames, noise_scale, generator)
             micro_batch_size, metrics = training_step(loss, policy, optimizer, batch, micro_batch_size)
             unrecorded.append(metrics)
             activity.advance(1)
 
-            # 4. Record the means since the last record, and measure on the held-out frames.
             if step % args.log_every == 0 or step == args.steps:
                 means = {name: fmean(one[name] for one in unrecorded) for name in metrics}
                 record = {"step": step, **means, "seconds": time.monotonic() - started}
@@ -161,6 +150,16 @@ def make_frames(args: SftArgs, demos: Demos, episodes: Episodes, cropped: bool =
     make_targets = chunk_actions if args.l1 else chunk_tokens
     targets = make_targets(episodes, demos.init.statistics[demos.unnorm_key])
     return Frames(make_observations(episodes, cropped), targets)
+
+
+def draw_batch(args: SftArgs, frames: Frames, noise_scale: np.ndarray, generator: torch.Generator) -> Frames:
+    """Draw frames at random, with replacement; augment their pictures, and add noise to their robot states."""
+    rows = torch.randint(
+        len(frames), (args.batch_size,), device=generator.device, generator=generator
+    ).tolist()
+    observations = [frames.observations[row] for row in rows]
+    augmented = augment_observations(observations, noise_scale, args.augment, generator)
+    return Frames(augmented, frames.targets[rows])
 
 
 def training_step(
