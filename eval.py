@@ -83,13 +83,6 @@ def main(argv: Sequence[str]) -> None:
         print(*comparison_table(before, results, rules, plan), sep="\n")
 
 
-def evaluate(config: EvalConfig) -> Results:
-    """Evaluate from Python as the command does, without its tables. Raises BadInput."""
-    config = settle(config)
-    results, _ = play(config, plan_episodes(config), argv=[])  # the calling script's flags are not those
-    return results
-
-
 def settle(config: EvalConfig) -> EvalConfig:
     """Replace `auto` by the assets, and a pointer such as `best` by the checkpoint that it names now."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
