@@ -84,8 +84,8 @@ def decide(
         if by_teacher:
             acted, logprobs = act_as_teacher(policy, seen, behaviour)
         else:
-            own_generators = [generators[row] for row in rows]
-            acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, own_generators)
+            streams = [generators[row] for row in rows]
+            acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, streams)
             logprobs = list(acted.logprobs)
         for i, row in enumerate(rows):
             decision = Decision(seen[i], acted.tokens[i], by_teacher, logprobs[i], acted.kept[i])

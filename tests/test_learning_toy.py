@@ -31,7 +31,7 @@ UPDATES = 10
 ADVANTAGES = ("absolute", "group", "batch", "gae")
 
 
-def settings(seed: int, advantage: str = "absolute", **others: object) -> TrainConfig:
+def settings(seed: int, advantage: str = "absolute", **changes: object) -> TrainConfig:
     """Updates on 32 episodes of a toy, in groups of 8."""
     return changed(
         TrainConfig(),
@@ -47,7 +47,7 @@ def settings(seed: int, advantage: str = "absolute", **others: object) -> TrainC
         lr=0.05,
         warmup_lr=0.05,
         desired_kl=None,
-        **({"warmup": False} | others),
+        **({"warmup": False} | changes),
     )
 
 
