@@ -19,21 +19,22 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 # it has to look. It knows libero_spatial task 0 alone, in both looks. The README in its folder says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
-# PPO alone; --warmup adds warmup and transition. `lr` is only the first learning rate: after each update it follows the
-# default --desired-kl. Temperature, epochs and length are those of the runs in docs/LOG.md; the others are guesses.
+# One rollout of the greedy teacher, one of the transition, then PPO. `lr` is only the first learning rate: after each
+# update it follows the default --desired-kl. docs/LOG.md compares this with other recipes.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
     checkpoint=TINY_CHECKPOINT,
-    warmup=False,
-    warmup_steps=12_000,
-    transition_steps=4_000,
+    warmup_target="soft",
+    warmup_steps=3_000,
+    transition_steps=3_000,
     total_steps=25_000,
     n_steps=3_000,
     advantage="auto",
     temperature=1.0,
     n_epochs=3,
     batch_size=128,
+    warmup_epochs=4,
     lr=3e-4,
     warmup_lr=1e-3,
     eval_interval=25_000,
@@ -99,7 +100,6 @@ PRESETS: dict[str, TrainConfig] = {
         max_env_steps=16,
         advantage="absolute",
         ratio_level="chunk",
-        warmup=True,
         warmup_agreement=0.0,
         warmup_steps=32,
         transition_steps=32,
