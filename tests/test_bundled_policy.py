@@ -59,7 +59,7 @@ def test_its_decision_changes_with_what_it_sees(policy, env):
 def test_it_solves_initial_states_that_no_demonstration_began_in(policy, env):
     """Greedy, three of those that its card counts; on another processor rounding may decide one of them."""
     successes = 0
-    for init_state in (3, 5, 17):
+    for init_state in (10, 31, 46):
         result = env.reset(Start(init_state))
         while not result.done:
             result = env.step_chunk(policy.act([result.observation]).actions[0])
