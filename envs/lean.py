@@ -38,8 +38,8 @@ def load_lean(xml: str, is_antialiased: bool) -> MjSim:
     """Load a model in place of `MjSim.from_xml_string`, but every texture only once.
 
     Two equal bowls would load their textures twice: 50 MB in main memory, and more in a renderer. Without antialiasing
-    a renderer draws one sample a pixel in place of MuJoCo's four. The returned MjSim has one more attribute: `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before
-    fixtures are placed.
+    a renderer draws one sample a pixel in place of MuJoCo's four. The returned MjSim has one more attribute:
+    `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before fixtures are placed.
     """
     mjcf = ElementTree.fromstring(xml)
     _drop_repeated_textures(mjcf)

@@ -37,7 +37,9 @@ def chunk_logprobs(policy: Policy, batch: Batch, temperature: float) -> torch.Te
 
 
 def test_an_update_makes_the_actions_of_successes_likelier_and_not_those_of_failures():
-    config = changed(PRESETS["tiny"], advantage="absolute", n_epochs=2, batch_size=8, micro_batch_size=8)
+    config = changed(
+        PRESETS["tiny"], warmup=False, advantage="absolute", n_epochs=2, batch_size=8, micro_batch_size=8
+    )
     temperature = config.rollout.temperature
     policy = Policy.load(str(FOLDER), LoadOptions(task_suite="libero_spatial", device="cpu"))
     learner = make_learner(policy, config)
