@@ -108,6 +108,7 @@ PRESETS: dict[str, TrainConfig] = {
         physics="exact",
         temperature=1.6,
         n_epochs=2,
+        warmup_epochs=1,
         batch_size=4,
         lr=2e-4,
         eval_interval=64,

@@ -164,7 +164,7 @@ def test_a_small_step_arrives_in_bfloat16():
         changes.append(change_by_a_step(policy, observations, 2e-4))
     exact, rounded = changes
     share = (exact @ rounded / exact.square().sum()).item()
-    assert 0.6 < share < 1.4
+    assert 0.5 < share < 1.5
 
 
 def test_only_adapters_and_proprio_projector_learn(policy, observations):
