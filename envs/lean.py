@@ -34,17 +34,15 @@ MARGIN = 1e-3  # metres: far more than the rounding errors of rendering in singl
 # ------------------------------------------------------------------------------------------------------------ memory
 
 
-def load_lean(xml: str, is_antialiased: bool) -> MjSim:
+def load_lean(xml: str) -> MjSim:
     """Load a model in place of `MjSim.from_xml_string`, but every texture only once.
 
-    Two equal bowls would load their textures twice: 50 MB in main memory, and more in a renderer. Without antialiasing
-    a renderer draws one sample a pixel in place of MuJoCo's four. The returned MjSim has one more attribute:
-    `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before fixtures are placed.
+    Two equal bowls would load their textures twice: 50 MB in main memory, and more in a renderer. The returned MjSim
+    has one more attribute: `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before
+    fixtures are placed.
     """
     mjcf = ElementTree.fromstring(xml)
     _drop_repeated_textures(mjcf)
-    if not is_antialiased:
-        ElementTree.SubElement(mjcf, "visual").append(ElementTree.Element("quality", offsamples="0"))
     sim = MjSim(mujoco.MjModel.from_xml_string(ElementTree.tostring(mjcf, "unicode")))
     # MuJoCo keeps the source of the last model that it compiled: compile an empty one to free it.
     mujoco.MjModel.from_xml_string("<mujoco/>")

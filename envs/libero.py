@@ -159,8 +159,8 @@ class LiberoEnv:
         Returns None, or the reason why a given placement cannot start one. Raises BadInput if no other one can.
         """
         if self._simulator is None:
-            pack = find_pack(self.spec.assets)
-            self._simulator = LiberoSimulator(self.files.bddl, pack, self._cameras)
+            assets = find_pack(self.spec.assets).folder
+            self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
             # Registered after the GL display, so called before its end: closing later would print EGLError.
             atexit.register(self.close)
         problem: str | None = None

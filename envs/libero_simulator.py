@@ -18,7 +18,6 @@ import numpy as np
 
 from contracts import BadInput
 from envs import libero_pro
-from envs.assets import Pack
 from envs.env import IMAGE_SIZE, SimulatorFault
 from envs.gl_backend import render_device
 from envs.libero_imports import prepare_imports
@@ -63,11 +62,11 @@ class LiberoSimulator:
     another one.
     """
 
-    def __init__(self, bddl: Path, pack: Pack, cameras: Sequence[str]) -> None:
+    def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
         self._bddl = bddl
         prepare_imports()
         with render_device():
-            self._wrapper = _build_wrapper(bddl, pack, list(cameras))
+            self._wrapper = _build_wrapper(bddl, assets, list(cameras))
         from envs import lean  # only now, because it imports mujoco, and `prepare_imports` has to come first
 
         self.domain: BDDLBaseDomain = self._wrapper.env
@@ -217,7 +216,7 @@ def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
     raise SimulatorFault(f"LIBERO found no placement of the objects in {MAX_PLACEMENT_TRIES} tries")
 
 
-def _build_wrapper(bddl: Path, pack: Pack, cameras: list[str]) -> OffScreenRenderEnv:
+def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
     """Build LIBERO's OffScreenRenderEnv of a task file. Raises BadInput if the task or the assets are wrong."""
     import libero.libero.envs.env_wrapper
     import mujoco
@@ -225,12 +224,12 @@ def _build_wrapper(bddl: Path, pack: Pack, cameras: list[str]) -> OffScreenRende
     # Otherwise MuJoCo writes its warnings to MUJOCO_LOG.TXT in the current folder.
     mujoco.set_mju_user_warning(partial(log.warning, "mujoco: %s"))
     libero_pro.register_categories()
-    libero.libero._assets_path_cache = str(pack.folder)  # hf-libero ignores its config file here
+    libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
 
     is_users_task = not bddl.is_relative_to(libero_root())
     wrapper = None
     try:
-        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, cameras, pack.is_antialiased), seed=0)
+        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, cameras), seed=0)
         if is_users_task:
             # Try the goal now: if LIBERO could not evaluate it, every episode would end in an error.
             wrapper.env._check_success()
@@ -241,18 +240,18 @@ def _build_wrapper(bddl: Path, pack: Pack, cameras: list[str]) -> OffScreenRende
         if not is_users_task and not isinstance(fault, OSError | ValueError):
             raise
         raise BadInput(
-            f"LIBERO cannot build {bddl} with the assets of {pack.folder} ({type(fault).__name__}: {fault}); "
+            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); "
             "compare its categories and regions with those of LIBERO's files"
         ) from fault
 
 
-def _new_wrapper(bddl: Path, cameras: list[str], is_antialiased: bool) -> OffScreenRenderEnv:
+def _new_wrapper(bddl: Path, cameras: list[str]) -> OffScreenRenderEnv:
     """LIBERO's env of a task file. Raises RandomizationError if LIBERO's sampler finds no room for an object."""
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
     from envs import lean
 
-    with patch.object(lean.MjSim, "from_xml_string", partial(lean.load_lean, is_antialiased=is_antialiased)):
+    with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
         return OffScreenRenderEnv(
             bddl_file_name=str(bddl),
             camera_names=cameras,

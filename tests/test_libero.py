@@ -42,18 +42,10 @@ def build_libero(suite, task_id, assets, draws, seed):
     prepare_imports()
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
-    from robosuite.utils.binding_utils import MjSim
-
-    def without_antialiasing(xml):
-        return load(xml.replace("<visual>", '<visual><quality offsamples="0"/>'))
-
-    load = MjSim.from_xml_string
 
     bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
-        if assets == "lowpoly":
-            patch.setattr(MjSim, "from_xml_string", without_antialiasing)
         env = OffScreenRenderEnv(
             bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=draws
         )
