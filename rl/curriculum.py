@@ -12,13 +12,12 @@ from configs.config import TrainConfig
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode
 
-PREFERENCE_TEMPERATURE = (
-    0.2  # of the softmax in `task_probabilities`: smaller prefers rates near 0.5 more strongly
-)
-FLOOR = (
-    0.2  # share of the episodes that is spread evenly, so that mastered and hopeless tasks are tried again
-)
-UNKNOWN = 0.5  # assumed success rate of a task not played yet: the rate that is preferred most
+# Temperature of the softmax in `task_probabilities`: a smaller one prefers success rates near 0.5 more strongly.
+PREFERENCE_TEMPERATURE = 0.2
+# Share of the episodes that is spread evenly, so that mastered and hopeless tasks are tried again.
+FLOOR = 0.2
+# Success rate that is assumed of a task not played yet: the one that is preferred most.
+UNKNOWN = 0.5
 
 
 @dataclass(frozen=True)

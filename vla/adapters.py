@@ -59,7 +59,8 @@ class AdaptedLayers:
 
         All copies are written at once, because one by one takes 20 ms.
         """
-        # A matrix shares its version with the parameter that it is a view of; see Policy.watch.
+        # A matrix shares its version with the parameter that it is a view of. Optimizer steps increase it
+        # (`vla.optimizer`).
         versions = [matrix._version for matrix, _ in (*self._rounded_As, *self._scaled_Bs)]
         if versions == self._copied_versions:
             return

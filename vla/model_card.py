@@ -25,12 +25,12 @@ def write_card(out: Path, name: str, base: str, base_folder: Path, adapter: Stor
     """Write the card into `out`. `name`: the merged folder's; `base`: folder or hub id of the base."""
     is_on_hub = not Path(base).is_dir() and HUB_ID.fullmatch(base) is not None
     base_card = base_folder / "README.md"
-    facts = ModelCard.load(base_card, ignore_metadata_errors=True).data if base_card.is_file() else None
+    licence = None  # the base's own page may name one
+    if base_card.is_file():
+        licence = ModelCard.load(base_card, ignore_metadata_errors=True).data.license
     data = ModelCardData(
         base_model=base if is_on_hub else None,
-        license=None
-        if facts is None
-        else facts.license,  # where the base's card names none, its own page may
+        license=licence,
         pipeline_tag="robotics",
         tags=TAGS,
     )
