@@ -1,6 +1,7 @@
 """Run folders that were never run, with known numbers in them, and what of a real run can be compared."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, evaluat
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 PROVENANCE = {
-    "argv": ["--preset", "tiny", "--seed", "3", "--lr", "0.001"],
     "git": {"commit": "0123456789abcdef", "modified": True},
     "versions": {"python": "3.11.2", "torch": "2.15.0"},
     "machine": {"system": "Linux", "cpus": 2, "gpus": ["Some GPU"], "gpu_gib": [80.0]},
@@ -54,13 +54,13 @@ ROWS = [
 ]
 
 
-def store(folder: Path, rows: list[dict], **settings) -> Path:
+def store(folder: Path, rows: list[dict], argv: Sequence[str] = (), **settings) -> Path:
     """Write a run of the preset tiny with changed settings, which are named section__field."""
     config = asdict(PRESETS["tiny"])
     for name, value in settings.items():
         section, field = name.split("__")
         config[section][field] = value
-    description = {"config": config, "looks": "official (0123abcd)", "simulator": "mujoco 3", **PROVENANCE}
+    description = {"config": config, "looks": "official", "simulator": "mujoco 3", "argv": argv, **PROVENANCE}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(description))
     (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -15,31 +15,13 @@ from envs.libero_imports import check_versions
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def install(monkeypatch):
-    """Sets the version of a package."""
+@pytest.mark.parametrize(("package", "other_version"), [("mujoco", "3.3.3"), ("robosuite", "1.5.1")])
+def test_a_package_that_changes_libero_is_refused(monkeypatch, package, other_version):
     real = importlib.metadata.version
-
-    def version_is(package, number):
-        monkeypatch.setattr(
-            importlib.metadata, "version", lambda name: number if name == package else real(name)
-        )
-
-    return version_is
-
-
-@pytest.mark.parametrize(
-    ("package", "version", "repair"),
-    [
-        ("mujoco", "3.4.0", "pip install mujoco==3.3.0"),
-        ("mujoco", "3.3.3", "pip install mujoco==3.3.0"),
-        ("mujoco", "3.1.6", "pip install mujoco==3.3.0"),
-        ("robosuite", "1.5.1", "requirements-simulator.txt"),
-    ],
-)
-def test_a_package_that_changes_libero_is_refused_with_the_command(install, package, version, repair):
-    install(package, version)
-    with pytest.raises(BadInput, match=repair):
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: other_version if name == package else real(name)
+    )
+    with pytest.raises(BadInput, match=package):
         check_versions()
 
 

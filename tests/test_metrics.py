@@ -2,8 +2,7 @@
 
 import pytest
 
-from configs.config import TrainConfig, changed
-from experiment.metrics import rollout_metrics, update_line
+from experiment.metrics import rollout_metrics
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
@@ -35,24 +34,3 @@ def test_rollout_metrics_count_successes_by_task_and_decisions_by_teacher(rollou
         "curriculum/probability_task_4": 0.75,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-
-
-PPO = {"train/policy_loss": -0.5, "train/approx_kl": 0.01}
-DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75}
-
-
-@pytest.mark.parametrize(
-    ("metrics", "learning"),
-    [
-        (PPO, "KL 0.01"),
-        (DISTILLATION, "75 % as teacher"),
-        ({}, "nothing learned"),  # dynamic sampling kept nothing: no update was made
-    ],
-)
-def test_the_line_of_an_update_fits_the_screen_and_says_success_learning_and_time_left(
-    rollout, metrics, learning
-):
-    config = changed(TrainConfig(), total_steps=100_000)
-    line = update_line(metrics, rollout, TRANSITION, 99_999, config, 30_000)
-    assert line == f"99,999/100,000  success 2/3 = 67 %  transition  {learning}  8 h 20 min left"
-    assert len(line) <= 80

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from contracts import BadInput
 from tests.llama_like import llama_like_tokenizer
 from vla.prompts import load_tokenizer, prompt, prompt_ids
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
@@ -46,12 +45,3 @@ def test_padding_and_truncation_saved_in_the_file_do_not_change_the_ids(tmp_path
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     task = "turn on the stove"
     assert prompt_ids(load_tokenizer(tmp_path), task) == prompt_ids(llama_like_tokenizer(), task)
-
-
-@pytest.mark.parametrize("content", [None, b"version https://git-lfs.github.com/spec/v1\noid sha256:0"])
-def test_a_file_that_is_missing_is_named(tmp_path, content):
-    path = tmp_path / "tokenizer.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(BadInput, match=str(path)):
-        load_tokenizer(tmp_path)

@@ -1,7 +1,6 @@
 """The page of a run: its rates are those of the evaluations, and it is one file that a browser shows anywhere."""
 
 import base64
-import json
 import re
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from experiment.report import conclude, write_report
-from experiment.run_folder import CONFIG_FILE, read_run, video_folder
+from experiment.report import write_report
+from experiment.run_folder import read_run, video_folder
 from tests.stored_runs import ROWS, store, store_episodes
 
 ROOT = Path(__file__).parents[1]
@@ -21,11 +20,8 @@ SAMPLED = ("1" * 4 + "0" * 16, "1" * 16 + "0" * 4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A resumed run over two tasks with evaluations, a picture and videos."""
+    """A run over two tasks with evaluations, a picture and videos."""
     folder = store(tmp_path_factory.mktemp("runs") / "a <run>", ROWS, task__task_ids=[0, 4])
-    description = json.loads((folder / CONFIG_FILE).read_text())
-    resumed = {**description, "resume_argv": [["--resume", "runs/a <run>", "--total-steps", "300"]]}
-    (folder / CONFIG_FILE).write_text(json.dumps(resumed))
     store_episodes(folder, 0, (0, 4), sampled=SAMPLED[0], teacher="10", greedy="10")
     store_episodes(folder, 300, (0, 4), sampled=SAMPLED[1], greedy="01")
     imageio.imwrite(folder / "first_frame.png", np.zeros((8, 8, 3), np.uint8))
@@ -40,11 +36,7 @@ def page(folder) -> str:
     """The page that the command writes."""
     command = [sys.executable, "-m", "experiment.report", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    sampled, greedy, looks, path = done.stdout.splitlines()
-    assert sampled.startswith("sampled 4/20 = 20 % [8, 42] -> 16/20 = 80 % [58, 92]: better")
-    assert greedy.startswith("greedy 1/2")
-    assert looks == "assets: official (0123abcd)"
-    return Path(path).read_text(encoding="utf-8")
+    return Path(done.stdout.splitlines()[-1]).read_text(encoding="utf-8")
 
 
 def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page):
@@ -57,16 +49,12 @@ def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page)
     assert "http" not in page
 
 
-def test_rates_differences_commands_and_machine_are_on_the_page(page):
+def test_rates_and_differences_are_on_the_page(page):
     # 12 of 20 more: 4 solved twice, 12 only after, 4 never, so 12 of 12 decided pairs, p = 2 / 2^12
     assert f"p = {2 / 2**12:.2g}<br>" in page
     assert "16/20 = 80 % [58, 92]" in page
     assert "task 4, sampled" in page
-    assert "greedy after 300 env steps of training: failure after 2.5 s; task 0" in page
-    assert "python train_grpo.py --preset tiny --seed 3 --lr 0.001\npython train_grpo.py --resume" in page
-    assert "<run>" not in page  # names are escaped
-    for text in ("a &lt;run&gt;", "torch 2.15.0", "Some GPU", "0123456789ab, with local changes"):
-        assert text in page
+    assert "a &lt;run&gt;" in page  # names are escaped
 
 
 @pytest.mark.parametrize(("rows", "cards"), [([], 0), (ROWS[:1], 1), (ROWS[:2], 3)])
@@ -74,9 +62,3 @@ def test_a_run_that_has_hardly_begun_has_a_report_of_what_was_recorded(tmp_path,
     page = write_report(read_run(store(tmp_path, rows))).read_text()
     assert "Not finished" in page
     assert page.count("<h3>") == cards
-
-
-def test_at_the_end_a_run_logs_both_rates_over_all_tasks(folder, caplog):
-    caplog.set_level("INFO")
-    conclude(folder)
-    assert [line.split(" ")[0] for line in caplog.messages] == ["sampled", "greedy", "report"]

@@ -9,7 +9,7 @@ from configs.eval_config import EvalConfig
 from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.env import TaskInfo
-from eval import choose_rules, missing_episodes, play_missing, print_trained_states, task_keys
+from eval import choose_rules, missing_episodes, play_missing, task_keys
 from experiment.episodes import EpisodeKey, Rule
 from experiment.results import (
     FREE_IN_COMPARISONS,
@@ -19,10 +19,10 @@ from experiment.results import (
     refuse_differences,
     write_results,
 )
-from experiment.results_table import comparison_table, parts_of, results_table
+from experiment.results_table import comparison_table
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 from tests.small_checkpoint import load_policy
-from tests.stored_runs import ROWS, SETTINGS, episode, store
+from tests.stored_runs import SETTINGS, episode
 
 GREEDY = Rule("greedy")
 SAMPLED = Rule("sample", 0.6)
@@ -95,15 +95,6 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
         modes_of(tmp_path, "l1")
 
 
-@pytest.mark.parametrize(("states", "said"), [([0, 40], "[0, 40]"), ("fresh", "")])
-def test_states_that_the_policy_was_trained_on_are_named(tmp_path, capsys, states, said):
-    run = store(tmp_path, ROWS, task__train_init_states=states)
-    print_trained_states(EvalConfig(ModelConfig(checkpoint=str(run / "checkpoints" / "step_8"))))
-    output = capsys.readouterr().out
-    assert said in output
-    assert bool(output) == bool(said)
-
-
 # the results file
 
 
@@ -126,15 +117,6 @@ def test_results_go_on_with_equal_settings_and_are_compared_with_those_of_anothe
         refuse_differences("--compare-with", SETTINGS, changed, FREE_IN_COMPARISONS)
 
 
-@pytest.mark.parametrize("content", ["{half", '{"format": "vla-grpo evaluation", "version": 2}'])
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, content):
-    path = tmp_path / "results.json"
-    path.write_text(content)
-    with pytest.raises(BadInput, match=str(path)):
-        open_results(path, SETTINGS, {})
-    assert path.read_text() == content
-
-
 def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
     class InterruptedPool(FakePool):
         def step(self, slot, actions):
@@ -150,21 +132,6 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
 
 
 # tables
-
-
-def test_the_table_has_a_row_for_each_task_and_mode():
-    results = results_with("110100")
-    results.episodes += results_with("111", SAMPLED).episodes
-    lines = results_table(results, [GREEDY, SAMPLED], PLAN)
-    assert lines[1] == "libero_goal 0    greedy            2/3 = 67 % [21, 94]    do 0"
-    assert "not played" in lines[4]
-    assert lines[5] == "libero_goal all  greedy            3/6 = 50 % [19, 81]"
-
-
-def test_official_and_fresh_states_have_rows_of_their_own():
-    parts = parts_of(keys_of(1, trials=60, init_states="both"))
-    sizes = {label: len(keys) for label, keys in parts.items()}
-    assert sizes == {"libero_goal 0": 60, "libero_goal all": 60, "official states": 50, "fresh states": 10}
 
 
 def test_the_same_episodes_of_the_same_mode_are_compared():

@@ -2,17 +2,14 @@
 
 import json
 import shlex
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from benchmarks import compare, seeds
-from configs.config import changed
-from configs.presets import PRESETS
 from contracts import BadInput
-from experiment.provenance import provenance
+from tests.stored_runs import evaluation, store
 
 
 def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(tmp_path, monkeypatch):
@@ -22,17 +19,10 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
         for command in chain(*logs.values()):
             programs.append(command)
             if "--output" in command:
-                folder = Path(command.split("--output ")[1].split()[0]) / "run"
-                folder.mkdir(parents=True)
-                config = changed(PRESETS["tiny"], total_steps=10, temperature=0.7)
-                description = {
-                    "config": asdict(config),
-                    "looks": "",
-                    "simulator": "",
-                    **provenance(shlex.split(command)[1:]),
-                }
-                (folder / "config.json").write_text(json.dumps(description))
-                (folder / "metrics.jsonl").write_text('{"global_step": 10, "eval/greedy_success": 1.0}\n')
+                _, *argv = shlex.split(command)
+                folder = Path(argv[argv.index("--output") + 1]) / "run"
+                settings = {"phases__total_steps": 10, "rollout__temperature": 0.7}
+                store(folder, [evaluation(10)], argv=argv, **settings)
 
     monkeypatch.setattr(seeds, "run_side_by_side", pretend)
     monkeypatch.setattr(seeds.collect, "main", lambda _: None)

@@ -1,4 +1,4 @@
-"""What a run is set up with: looks, teacher, tasks, simulators' first observation, weights."""
+"""What a run is set up with: looks, names, the first observation of a simulator, the weights' fingerprint."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from configs.config import TrainConfig, changed
-from configs.sections import ModelConfig, SimulatorConfig, TaskConfig
+from configs.sections import ModelConfig, TaskConfig
 from contracts import BadInput
 from envs.assets import Pack
 from experiment import policies
-from experiment.policies import choose_and_keep_teacher, choose_looks, load_policy, weights_fingerprint
-from experiment.setup import find_tasks, first_observation, resolve_names
+from experiment.policies import choose_looks, load_policy, weights_fingerprint
+from experiment.setup import first_observation, resolve_names
 from tests.fakes import FakePool, Script
-from tests.small_checkpoint import make_small_checkpoint
 
 SUITE = "libero_spatial"
 
@@ -69,40 +68,7 @@ def test_the_advantage_auto_depends_on_the_number_of_tasks(task_ids, advantage):
         assert resolve_names(config).loss.advantage == resolved
 
 
-# teacher
-
-
-def config_with(checkpoint, teacher: str) -> TrainConfig:
-    return changed(TrainConfig(), checkpoint=str(checkpoint), device="cpu", teacher=teacher)
-
-
-def test_the_teacher_is_the_checkpoints_l1_head_unless_told_otherwise(small, tmp_path):
-    without_head = make_small_checkpoint(tmp_path / "without_head")
-    for checkpoint, teacher, mode in (
-        (small, "auto", "l1"),
-        (small, "greedy", "greedy"),
-        (without_head, "auto", "greedy"),
-    ):
-        policy = load_policy(on_cpu(checkpoint), SUITE)
-        assert choose_and_keep_teacher(policy, config_with(checkpoint, teacher)).mode == mode
-    with pytest.raises(BadInput, match="--teacher l1"):
-        choose_and_keep_teacher(load_policy(on_cpu(without_head), SUITE), config_with(without_head, "l1"))
-
-
 # simulators
-
-
-def test_a_task_needs_all_initial_states_that_are_configured():
-    def tasks_of(**settings):
-        return find_tasks(TaskConfig("libero_goal", (7,), **settings), SimulatorConfig())
-
-    assert [task.instruction for task in tasks_of()] == ["turn on the stove"]
-    for too_many in (
-        {"eval_init_states": (40, 51)},
-        {"train_init_states": (20, 51), "eval_init_states": (0, 9)},
-    ):
-        with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states"):
-            tasks_of(**too_many)
 
 
 def test_a_simulator_that_fails_at_once_ends_the_start():

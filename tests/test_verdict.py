@@ -3,7 +3,7 @@
 import pytest
 
 from experiment.run_folder import read_run
-from experiment.verdict import changes, judge, read_evaluations
+from experiment.verdict import judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
 
@@ -48,19 +48,3 @@ def test_without_two_evaluations_nothing_is_claimed(tmp_path):
     verdict = judge(run, read_evaluations(run))
     assert verdict.kind == "open"
     assert "sampled 0/2 = 0 % [0, 66]" in verdict.lines
-
-
-def test_each_of_several_tasks_has_its_changes(tmp_path):
-    run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
-    store_episodes(tmp_path, 0, (0, 4), teacher="0000", greedy="0000", sampled="0000")
-    store_episodes(tmp_path, 300, (0, 4), greedy="0101", sampled="1000")
-    evaluations = read_evaluations(run)
-    won = {
-        task_id: {rule: pairs.only_after for rule, pairs in changes(run, evaluations, task_id).items()}
-        for task_id in (None, 0, 4)
-    }
-    assert won == {
-        None: {"sampled": 1, "greedy": 2},
-        0: {"sampled": 1, "greedy": 0},
-        4: {"sampled": 0, "greedy": 2},
-    }

@@ -56,13 +56,6 @@ def test_answers_and_problems_come_back():
         ask(raise_driver_error)
 
 
-def test_a_crash_is_named_by_its_signal_and_a_hang_is_ended():
-    with pytest.raises(NoAnswer, match="SIGABRT"):
-        ask(os.abort)
-    with pytest.raises(NoAnswer, match=r"in time .*SIGABRT"):
-        ask(signal.pause, answer_s=1)
-
-
 def test_the_driver_is_named():
     assert re.fullmatch(r"EGL device \d+: .+ \(.+\)", ask(find_renderer))
 
