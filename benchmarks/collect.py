@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from typing_extensions import TypedDict  # pydantic cannot read typing's in Python 3.10
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, read_fields
@@ -39,6 +40,45 @@ UPDATE_FIELDS = (
     "time/update",
     "system/gpu_mem_gb",
 )
+
+
+Successes = dict[str, dict[str, str]]  # see `successes_by_player`
+Updates = TypedDict(
+    "Updates",
+    {
+        "global_step": list[int],
+        "rollout/success_rate": list[float],
+        "rollout/trajectories": list[int],
+        "rollout/teacher_fraction": list[float],
+        "rollout/time_s": list[float],
+        "time/update": list[float | None],
+    },
+)
+
+
+class CollectedEvaluation(TypedDict):
+    global_step: int
+    successes: Successes
+
+
+class CollectedRun(TypedDict):
+    seed: int
+    world: str
+    updates: Updates
+    evaluations: list[CollectedEvaluation]
+
+
+class CollectedResults(TypedDict):
+    seed: int | None
+    world: str
+    successes: Successes
+
+
+class Experiment(TypedDict):
+    """What benchmarks.compare and benchmarks.plot read of the file."""
+
+    runs: list[CollectedRun]
+    results: list[CollectedResults]
 
 
 @dataclass(frozen=True)
@@ -118,6 +158,18 @@ def successes_by_player(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str
             string = "".join(str(int(states[state])) for state in sorted(states))
             successes[player][f"{task} from {first_state}"] = string
     return successes
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Read a file that this program wrote. Raises BadInput."""
+    return read_fields(path, Experiment, "write it again by benchmarks.collect")
+
+
+def tasks_of(successes: Successes, player: str) -> Mapping[str, str]:
+    """The successes of one player. Raises BadInput if it did not play."""
+    if player not in successes:
+        raise BadInput(f"a checkpoint was played by {', '.join(successes)} alone, {player} is missing, too")
+    return successes[player]
 
 
 def share(tasks: Mapping[str, str]) -> float:

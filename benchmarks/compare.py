@@ -29,9 +29,9 @@ import numpy as np
 import tyro
 from scipy.stats import ttest_rel
 
-from benchmarks.collect import share
+from benchmarks.collect import Experiment, Updates, read_experiment, share, tasks_of
 from command_line import main_guard, parse_flags
-from contracts import BadInput, read_json
+from contracts import BadInput
 from experiment.statistics import compare
 
 MODES = {"sample": "sampled", "greedy": "greedy"}  # of eval.py -> its name in tables
@@ -53,7 +53,7 @@ class Args:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.compare", description=__doc__)
-    experiments = [read_json(path) for path in args.files]
+    experiments = [read_experiment(path) for path in args.files]
     worlds = {part["world"] for each in experiments for part in (*each["runs"], *each["results"])}
     if len(worlds) > 1:
         raise BadInput(f"the successes are of several simulators or assets: {'; '.join(sorted(worlds))}")
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         print_differences([path.stem for path in args.files[1:]], experiments)
 
 
-def print_start_and_end(experiment: dict) -> None:
+def print_start_and_end(experiment: Experiment) -> None:
     print(START_AND_END)
     ends = {results["seed"]: results["successes"] for results in experiment["results"]}
     for run in experiment["runs"]:
@@ -74,12 +74,12 @@ def print_start_and_end(experiment: dict) -> None:
             end = ends[run["seed"]]
         cells = []
         for mode in MODES:
-            pair = compare(by_state(start[mode]), by_state(end[mode]))
+            pair = compare(by_state(tasks_of(start, mode)), by_state(tasks_of(end, mode)))
             cells += [f"{pair.before.k} → {pair.after.k} of {pair.n}", str(pair)]
         print(f"| {run['seed']} | {' | '.join(cells)} | {minutes(run['updates']):.1f} |")
 
 
-def print_differences(names: Sequence[str], experiments: Sequence[dict]) -> None:
+def print_differences(names: Sequence[str], experiments: Sequence[Experiment]) -> None:
     """Compare the variants with these names, all experiments but the first, with the first."""
     horizon = min(run["updates"]["global_step"][-1] for each in experiments for run in each["runs"])
     print(DIFFERENCES.format(horizon=horizon))
@@ -108,7 +108,7 @@ def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> No
         print(f"| {measure} | {row} | {p:.2g}, {corrected:.2g} |")
 
 
-def measure(experiment: dict, horizon: int) -> dict[str, Values]:
+def measure(experiment: Experiment, horizon: int) -> dict[str, Values]:
     """Measure -> seed or state -> value."""
     updates = {run["seed"]: run["updates"] for run in experiment["runs"]}
     values: dict[str, Values] = {
@@ -119,21 +119,21 @@ def measure(experiment: dict, horizon: int) -> dict[str, Values]:
     if not ends:
         ends = {run["seed"]: run["evaluations"][-1]["successes"] for run in experiment["runs"]}
     for mode, name in MODES.items():
-        values[name] = {seed: share(successes[mode]) for seed, successes in ends.items()}
-        outcomes = [by_state(successes[mode]) for successes in ends.values()]
+        values[name] = {seed: share(tasks_of(successes, mode)) for seed, successes in ends.items()}
+        outcomes = [by_state(tasks_of(successes, mode)) for successes in ends.values()]
         values[f"{name} by state"] = {
             state: float(np.mean([each[state] for each in outcomes])) for state in outcomes[0]
         }
     return values
 
 
-def area(updates: dict, horizon: int) -> float:
+def area(updates: Updates, horizon: int) -> float:
     """Mean success of training episodes from 0 to `horizon` env steps."""
     places = np.linspace(0, horizon, 1001)
     return float(np.interp(places, updates["global_step"], updates["rollout/success_rate"]).mean())
 
 
-def minutes(updates: dict, horizon: float = np.inf) -> float:
+def minutes(updates: Updates, horizon: float = np.inf) -> float:
     """Of rollouts and updates until `horizon` env steps."""
     seconds = np.array([updates["rollout/time_s"], updates["time/update"]], dtype=float)
     return float(np.nansum(seconds[:, np.array(updates["global_step"]) <= horizon])) / 60

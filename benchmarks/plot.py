@@ -8,7 +8,7 @@ on dark pages, and letters large enough for a width of 400 pixels. Prints its si
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,8 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.collect import share
+from benchmarks.collect import CollectedRun, Updates, read_experiment, share
 from command_line import main_guard, parse_flags
-from contracts import read_json
 
 GREEDY_COLOUR = "#d95f02"
 SAMPLED_COLOUR = "#1f78b4"
@@ -40,7 +39,7 @@ class Args:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.plot", description=__doc__)
-    experiment = read_json(args.experiment)
+    experiment = read_experiment(args.experiment)
     matplotlib.rcParams.update({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "vla-grpo"})
     figure = Figure(figsize=(5, 3.2), layout="constrained", facecolor="white")
     draw(figure.add_subplot(), experiment["runs"], args.title)
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
 
 
-def draw(axes: Axes, runs: Sequence[dict], title: str) -> None:
+def draw(axes: Axes, runs: Sequence[CollectedRun], title: str) -> None:
     for run in runs:
         draw_run(axes, run)
     axes.plot([], [], color=SAMPLED_COLOUR, marker="o", markersize=4, label="sampled")
@@ -71,7 +70,7 @@ def draw(axes: Axes, runs: Sequence[dict], title: str) -> None:
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), title=title or None)
 
 
-def draw_run(axes: Axes, run: dict) -> None:
+def draw_run(axes: Axes, run: CollectedRun) -> None:
     env_steps, success = training_curve(run["updates"])
     axes.plot(env_steps, success, color=SAMPLED_COLOUR, linewidth=0.8, alpha=0.7)
     for mode, colour in (("sample", SAMPLED_COLOUR), ("greedy", GREEDY_COLOUR)):
@@ -87,7 +86,7 @@ def draw_run(axes: Axes, run: dict) -> None:
         )
 
 
-def training_curve(updates: Mapping[str, list]) -> tuple[np.ndarray, np.ndarray]:
+def training_curve(updates: Updates) -> tuple[np.ndarray, np.ndarray]:
     """Env steps and per cent of the training episodes of updates in which the student alone acted."""
     alone = np.array(updates["rollout/teacher_fraction"]) == 0
     env_steps = np.array(updates["global_step"])[alone]

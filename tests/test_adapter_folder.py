@@ -20,6 +20,7 @@ from tests.small_checkpoint import (
 )
 from vla.adapter_folder import base_of_adapter, copy_into_network, read_adapter
 from vla.model import ACTION_ROWS
+from vla.weights import read_pt, write_pt
 
 # Fields that peft 0.11.1 has, too. openvla-oft pins that version, which raises a TypeError for others.
 FIELDS_OF_CONFIG = {
@@ -141,4 +142,16 @@ def test_an_adapter_that_has_lost_a_part_of_its_policy_is_refused(small, tmp_pat
     load_policy(adapter)
     (adapter / "dataset_statistics.json" if lost == "scale" else tmp_path / lost).unlink()
     with pytest.raises(BadInput, match=lost.partition("/")[0]):
+        load_policy(adapter)
+
+
+def test_an_adapter_is_refused_beside_another_l1_head_than_in_its_training(small, tmp_path):
+    base = shutil.copytree(small, tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    load_policy(base).save_adapter(adapter)
+    (head,) = base.glob("action_head--*")
+    state = read_pt(head)
+    state["model.fc2.bias"][-1] += 1
+    write_pt(head, state)
+    with pytest.raises(BadInput, match="another L1 head"):
         load_policy(adapter)

@@ -175,9 +175,18 @@ def with_two_proprio_projectors(folder: Path) -> None:
     shutil.copyfile(folder / PROPRIO, folder / "proprio_projector--1_checkpoint.pt")
 
 
+def with_two_arms(folder: Path) -> None:
+    vector = dict.fromkeys(("min", "max", "q01", "q99"), [0.0] * 14)
+    (folder / "dataset_statistics.json").write_text(json.dumps({"aloha": {"action": vector}}))
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_action_chunks", None)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        (with_two_arms, "num_action_chunks"),
         (without_the_second_shard, "model-00002-of-"),
         (with_two_proprio_projectors, PROPRIO),
         ({KEY: torch.zeros(24, 17)}, KEY),

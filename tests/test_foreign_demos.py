@@ -184,6 +184,7 @@ SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
         (changed(observation__image=DEPTH), "mode I;16"),
         (changed(observation__image=[b"\x89PNG"] * STEPS), "a picture cannot be read"),
         (changed(observation__wrist_image=None), "--num-images 2"),
+        (changed(language_instruction=[b"open it", *[b"close it"] * (STEPS - 1)]), "its instruction changes"),
     ],
 )
 def test_what_cannot_be_mapped_is_refused_in_one_line(write, message, tmp_path):
@@ -235,6 +236,7 @@ def cut(name: str) -> Callable[[Path], None]:
         (more_episodes_than_files, "3 of 5 episodes"),
         (rows_changed(DATA, lambda rows: rows.pop()), "has 17 of 18 rows"),
         (rows_changed(DATA, lambda rows: rows[-1].update({PICTURE: None})), "embedded.* None"),
+        (rows_changed(DATA, lambda rows: rows[1].update(task_index=1)), "episode 0: its instruction changes"),
         (lambda folder: (folder / DATA).write_bytes(b"version https://git-lfs.github.com"), "git lfs pull"),
         (cut(DATA), "download the dataset again"),
         (cut("meta/tasks.parquet"), "download the dataset again"),

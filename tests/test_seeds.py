@@ -45,6 +45,28 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
 def test_successes_of_two_simulators_are_not_compared(tmp_path):
     files = [tmp_path / "base.json", tmp_path / "other.json"]
     for file in files:
-        file.write_text(json.dumps({"runs": [{"world": f"mujoco of {file.stem}"}], "results": []}))
+        results = {"seed": None, "world": f"mujoco of {file.stem}", "successes": {}}
+        file.write_text(json.dumps({"runs": [], "results": [results]}))
     with pytest.raises(BadInput, match="mujoco of base; mujoco of other"):
         compare.main([str(file) for file in files])
+
+
+@pytest.mark.parametrize("damage", ["world", "global_step"])
+def test_a_file_of_runs_that_lacks_a_field_is_refused(damage, tmp_path):
+    updates = {
+        "global_step": [8],
+        "rollout/success_rate": [0.5],
+        "rollout/trajectories": [2],
+        "rollout/teacher_fraction": [0.0],
+        "rollout/time_s": [1.0],
+        "time/update": [None],
+    }
+    evaluation = {"global_step": 0, "successes": {"sample": {"task": "01"}, "greedy": {"task": "11"}}}
+    run = {"seed": 0, "world": "mujoco", "updates": updates, "evaluations": [evaluation]}
+    file = tmp_path / "base.json"
+    file.write_text(json.dumps({"runs": [run], "results": []}))
+    compare.main([str(file)])
+    (updates if damage in updates else run).pop(damage)
+    file.write_text(json.dumps({"runs": [run], "results": []}))
+    with pytest.raises(BadInput, match=damage):
+        compare.main([str(file)])

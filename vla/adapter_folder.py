@@ -38,6 +38,8 @@ class StoredAdapter:
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
     # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it.
     base_fingerprint: str | None
+    # `pt_fingerprint` of that checkpoint's L1 head; empty if it had none, None if another program wrote the adapter.
+    head_fingerprint: str | None
     # `scale_digest` of the statistics by which its actions were scaled; None if another program wrote it.
     scale: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
@@ -137,6 +139,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         config.lora_alpha,
         base_model=config.base_model_name_or_path,
         base_fingerprint=metadata.get("base_fingerprint"),
+        head_fingerprint=metadata.get("head_fingerprint"),
         scale=metadata.get("scale"),
         frozen_weights=metadata.get("frozen_weights"),
         l1_student="laplace" if metadata.get("l1_student") == "laplace" else "tokens",

@@ -8,12 +8,13 @@ Every public kind is supported:
 Nothing is written to the folder, and no code in it is executed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts import BadInput
+from contracts import BadInput, read_json
 from vla.adapter_folder import WEIGHTS_FILE
-from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
+from vla.dataset_statistics import STATISTICS_FILE, TWO_ARMS_DIM, DatasetStatistics, load_statistics
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
 
@@ -82,10 +83,12 @@ def inspect_checkpoint(
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     usual_num_images = 2 if action_head_file is not None and has_proprio else 1
     statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
+    datasets = load_statistics(statistics_folder)
+    _check_chunk_length(folder, datasets)
     return CheckpointInfo(
         weights_folder=folder,
         config=config,
-        statistics=load_statistics(statistics_folder),
+        statistics=datasets,
         statistics_folder=statistics_folder,
         weights=weights,
         proprio_weights=proprio_weights,
@@ -95,6 +98,16 @@ def inspect_checkpoint(
         assumes_images=stated_num_images is None,
         looks=tuple(sorted({*config.looks, *metadata.get("looks", "").split()})),
     )
+
+
+def _check_chunk_length(folder: Path, statistics: Mapping[str, DatasetStatistics]) -> None:
+    """Raise BadInput for a robot with two arms whose chunk length is not stored. Only LIBERO's is known without it."""
+    has_two_arms = any(dataset.action.dim == TWO_ARMS_DIM for dataset in statistics.values())
+    if has_two_arms and "num_action_chunks" not in read_json(folder / "config.json"):
+        raise BadInput(
+            f"{folder}: actions have {TWO_ARMS_DIM} numbers, and config.json does not say how many actions a decision "
+            "has: write it there as num_action_chunks (25 in openvla-oft's training for ALOHA)"
+        )
 
 
 def _stored_weights(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:

@@ -39,7 +39,7 @@ from vla.tokens import (
     to_env,
     token_logprobs,
 )
-from vla.weights import fingerprint
+from vla.weights import fingerprint, pt_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class Policy:
         self.frozen_weights = options.frozen_weights
         self.device = next(network.parameters()).device
         self.base_fingerprint = fingerprint(info.weights.values())
+        self.head_fingerprint = pt_fingerprint(info.action_head_file)
         self.statistics = info.statistics[parts.unnorm_key]
         self.action_dim = self.statistics.action.dim
         self._has_libero_gripper = has_libero_gripper(self.statistics.action, options.task_suite)
@@ -282,6 +283,7 @@ class Policy:
         """Write an adapter folder with all that training has changed. looks: the simulators' in training."""
         metadata = {
             "base_fingerprint": self.base_fingerprint,
+            "head_fingerprint": self.head_fingerprint,
             "frozen_weights": self.frozen_weights,
             "looks": " ".join(sorted({*self.info.looks, *looks.split()})),
             "l1_student": "laplace" if self.is_laplace else "tokens",
@@ -303,6 +305,11 @@ class Policy:
             raise BadInput(
                 f"{adapter.folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
                 f"{self.base_model}: give the adapter's own base"
+            )
+        if adapter.head_fingerprint not in (None, self.head_fingerprint):
+            raise BadInput(
+                f"{adapter.folder}: this adapter was trained beside another L1 head than that of {self.base_model} "
+                "(action_head--*.pt), or beside none: give its base as it was in training"
             )
         formats = {adapter.frozen_weights, self.frozen_weights}
         if len(formats) == 2 and "int8" in formats:

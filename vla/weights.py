@@ -118,9 +118,25 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> str:
         files = {path: stack.enter_context(safe_open(path, "pt")) for path in by_file(tensors)}
         for tensor in tensors:
             digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-            # The tensor is mapped from its file; only the parts below are read.
-            content = files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)
-            last = max(0, len(content) - FINGERPRINT_BYTES)
-            for start in (0, last // 2, last):
-                digest.update(content[start : start + FINGERPRINT_BYTES].numpy().tobytes())
+            # The tensor is mapped from its file; only the samples are read.
+            digest.update(samples(files[tensor.path].get_tensor(tensor.name)))
     return digest.hexdigest()
+
+
+def pt_fingerprint(path: Path | None) -> str:
+    """The same of a `.pt` state dict; empty without a file. Raises BadInput."""
+    if path is None:
+        return ""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(read_pt(path).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(samples(tensor))
+    return digest.hexdigest()
+
+
+def samples(tensor: Tensor) -> bytes:
+    """The first, middle and last 4 KiB of a tensor."""
+    content = tensor.flatten().view(torch.uint8)
+    last = max(0, len(content) - FINGERPRINT_BYTES)
+    parts = [content[start : start + FINGERPRINT_BYTES] for start in (0, last // 2, last)]
+    return torch.cat(parts).numpy().tobytes()

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from contracts import BadInput, first_line, read_json, refuse_lfs_pointer
-from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature
+from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature, only_instruction
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
 STATES = ("observation.state", "state")
@@ -72,14 +72,14 @@ def _read_episodes(folder: Path, info: Row, with_pictures: bool) -> Iterator[Sto
             path = folder / _video_path(info, camera, entry)
             frames = videos.setdefault(path, _decode_frames(path))
             times_s = [entry[f"videos/{camera}/from_timestamp"] + row["timestamp"] for row in rows]
-            location = f"{path}, episode {index}"
-            pictures.append(_next_frames(frames, times_s, 0.5 / info["fps"], location))
+            pictures.append(_next_frames(frames, times_s, 0.5 / info["fps"], f"{path}, episode {index}"))
+        location = f"{folder}, episode {index}"
         yield StoredEpisode(
-            location=f"{folder}, episode {index}",
+            location=location,
             pictures=list(zip(*pictures, strict=True)),
             proprio=np.array([row[state] for row in rows], np.float32),
             actions=np.array([row[action] for row in rows], np.float32),
-            instruction=tasks[rows[0]["task_index"]],
+            instruction=only_instruction((tasks[row["task_index"]] for row in rows), location),
             success=None if success is None else any(np.any(np.array(row[success]) > 0) for row in rows),
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from contracts import BadInput, first_line, refuse_lfs_pointer
-from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature
+from workshop.stored_episode import StoredEpisode, choose_cameras, choose_feature, only_instruction
 
 INSTRUCTION = "steps/language_instruction"
 STATE = "steps/observation/state"
@@ -68,7 +68,7 @@ def _episode(example: dict[str, Feature], location: str, with_pictures: bool) ->
         pictures=pictures,
         proprio=np.array(example[STATE], np.float32).reshape(num_steps, -1),
         actions=np.array(example[ACTION], np.float32).reshape(num_steps, -1),
-        instruction=bytes(example[INSTRUCTION][0]).decode(),
+        instruction=only_instruction((bytes(text).decode() for text in example[INSTRUCTION]), location),
         success=None if rewards is None else bool(np.any(np.array(rewards) > 0)),
     )
 

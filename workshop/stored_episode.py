@@ -1,6 +1,6 @@
 """Hold and check an episode as another program stored it. lerobot.py and rlds.py read such episodes."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,16 @@ class StoredEpisode:
     actions: np.ndarray  # (T, 7) float32; the gripper's column has two values
     instruction: str
     success: bool | None  # None: the data do not say
+
+
+def only_instruction(instructions: Iterable[str], location: str) -> str:
+    """The instruction of all env steps of an episode. Raises BadInput if it changes."""
+    different = sorted(set(instructions))
+    if len(different) != 1:
+        raise BadInput(
+            f"{location}: its instruction changes ({'; '.join(different)}): make an episode of each instruction"
+        )
+    return different[0]
 
 
 def choose_feature(features: Collection[str], names: Sequence[str], location: str) -> str:
