@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,14 @@ def observations(small) -> list[Observation]:
     instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
     plain = synthetic_observations(2, load_statistics(small)[f"{SUITE}_no_noops"].proprio, count=3)
     return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
+
+
+@pytest.fixture
+def fifo(tmp_path) -> Path:
+    """A named pipe: whoever opens one end waits until somebody opens the other."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
 
 
 @pytest.fixture

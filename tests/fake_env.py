@@ -31,6 +31,9 @@ class FakeEnv:
         if self.behaviour == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == HANG:
+            open(
+                self.spec.assets
+            ).close()  # a fifo: the test opens the other end, and knows that the hang begins
             hang_for_ever()
         if self.behaviour == FAULT:
             return ChunkResult(None, False, 1, self.env_steps + 1, done=True, error="the table fell over")

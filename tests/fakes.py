@@ -61,6 +61,7 @@ class FakePolicy(nn.Module):
     base_fingerprint = "fake"
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
     few_sizes = is_compiled = False
+    room = math.inf  # observations at once for which there is memory
     info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True, statistics={})
 
     _is_teacher = False
@@ -80,6 +81,8 @@ class FakePolicy(nn.Module):
         return self._logits(self._features(observations, kept))
 
     def _features(self, observations: Sequence[Any], kept: Sequence[Any] | None) -> Tensor:
+        if len(observations) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
         features = torch.tensor(np.stack([o.proprio for o in observations]), dtype=self.base.dtype)
         if kept is None:
             return features

@@ -7,7 +7,7 @@ import pytest
 
 from contracts import BadInput
 from envs.env import Start
-from envs.pool import Pool, make_pool
+from envs.pool import STEP_TIMEOUT_S, Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 from tests.test_pool import CHUNK, SPEC, only, run_chunk, worker_of
 
@@ -32,24 +32,25 @@ def cluster():
 
 
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
-    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, worker_class=RayWorker, step_timeout_s=2.0) as pool:
+    spec = replace(SPEC, assets="/dev/null")
+    with Pool(spec, 1, FakeEnv, every_fourth_pixel, worker_class=RayWorker) as pool:
         images = run_chunk(pool, WORK).observation.images
         assert images.shape == (2, 64, 64, 3)
         assert images.flags.writeable
         assert run_chunk(pool, FAULT).error == "the table fell over"
-        assert "it died (SIGKILL), on " in run_chunk(pool, DIE).error
-        assert "gave no answer in time (SIGABRT), on " in run_chunk(pool, HANG).error
+        assert "SIGKILL" in run_chunk(pool, DIE).error
+        pool._step_timeout_s = 1.0
+        assert "SIGABRT" in run_chunk(pool, HANG).error
+        pool._step_timeout_s = STEP_TIMEOUT_S
         pool._workers[0].close()  # the actor itself is gone
         pool.reset(0, 0, Start(WORK))
-        assert "it or its node died (ActorDiedError" in only(pool.ready())[1].error
+        assert "died" in only(pool.ready())[1].error
         assert run_chunk(pool, WORK).error is None
-        with pytest.raises(BadInput, match="no such table; buy one, on "):
+        with pytest.raises(BadInput, match="no such table"):
             run_chunk(pool, REFUSE)
 
 
-def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
+def test_a_killed_node_costs_the_episode_that_it_played(cluster, fifo):
     with Pool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, worker_class=RayWorker) as pool:
         for slot in (0, 1):
             run_chunk(pool, WORK, slot)

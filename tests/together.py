@@ -37,14 +37,12 @@ WITH_GROUPS = changed(TrainConfig(), train_init_states=(0, 40), eval_init_states
 EPISODES = TrainingEpisodes(WITH_GROUPS, update_index=0, groups_drawn={})
 
 
-class Odd(FakePolicy):
-    """May find no memory for two rows at once, or have a gradient of NaN for one observation."""
+class Poisoned(FakePolicy):
+    """May have a gradient of NaN for one observation."""
 
-    room, poison = 99, None
+    poison = None
 
     def chunk_logits(self, observations, kept=None):
-        if len(observations) > self.room:
-            raise torch.OutOfMemoryError("no memory")
         logits = super().chunk_logits(observations)
         if logits.requires_grad and any(o is self.poison for o in observations):
             logits.register_hook(lambda gradient: gradient * math.nan)
@@ -55,10 +53,11 @@ def update_of(
     ranks: Ranks, short_of_memory: int | None = None, poisoned: bool = False, **settings
 ) -> dict[str, Any]:
     """Parameters and metrics of an update of a policy that all ranks have."""
-    policy = Odd(adapter_scale=0.2)
+    policy = Poisoned(adapter_scale=0.2)
     batch = replace(acted_batch(policy, LENGTHS), advantages=ADVANTAGES)
     policy.poison = batch.observations[2] if poisoned else None
-    policy.room = 1 if ranks.rank == short_of_memory else 99
+    if ranks.rank == short_of_memory:
+        policy.room = 1
     policy.rows_run = 0
     settings = {"n_epochs": 2, "micro_batch_size": 1, "lr": 1e-2, "desired_kl": None} | settings
     config = changed(TrainConfig(), warmup=False, **settings)
