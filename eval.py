@@ -56,7 +56,7 @@ from experiment.results import (
     settings_of,
 )
 from experiment.results_table import comparison_table, results_table
-from experiment.run_folder import METRICS_FILE, read_description
+from experiment.run_folder import METRICS_FILE, read_run
 from experiment.setup import make_spec
 from experiment.simulators import count_simulators, find_renderer_apart
 from experiment.terminal import say
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     results, before = play(config, plan, argv)
     rules = [rule for rule in results.rules if config.mode is None or rule.mode in config.mode]
     print(*results_table(results, rules, plan), sep="\n")
-    print_trained_states(config)
+    print_trained_states(config, plan)
     if before is not None:
         print(f"\nbefore: {before.settings.checkpoint}")
         print(*comparison_table(before, results, rules, plan), sep="\n")
@@ -269,18 +269,23 @@ def play_missing(
         raise BadInput("the simulator failed in every episode: see the messages above")
 
 
-def print_trained_states(config: EvalConfig) -> None:
-    """Say so if the checkpoint's run has trained on official initial states, which are then not held out."""
-    checkpoint = Path(str(config.model.checkpoint))
-    run_folder = checkpoint.resolve().parent.parent
-    if not (run_folder / METRICS_FILE).is_file():  # it belongs to no run
-        return
-    states = read_description(run_folder).get("config", {}).get("task", {}).get("train_init_states", "fresh")
-    if states != "fresh":
-        say(
-            f"{checkpoint} was trained on the official initial states {states} (first, end) of its tasks: for held-out "
-            "success leave them out with --first-init-state and --trials"
-        )
+def print_trained_states(config: EvalConfig, plan: Plan) -> None:
+    """Say so if the checkpoint's run, or one before it, has trained on states of the plan: these are not held out."""
+    checkpoint = str(config.model.checkpoint)
+    while (run_of(checkpoint) / METRICS_FILE).is_file():
+        settings = read_run(run_of(checkpoint)).config
+        states = settings.task.train_init_states
+        if states != "fresh" and any(not key.fresh and key.init_state_id in range(*states) for key in plan):
+            say(
+                f"{checkpoint} was trained on the official initial states {states} (first, end) of its tasks: for "
+                "held-out success leave them out with --first-init-state and --trials"
+            )
+        checkpoint = str(settings.model.checkpoint)
+
+
+def run_of(checkpoint: str) -> Path:
+    """The folder of the run that wrote a checkpoint, if a run did."""
+    return Path(checkpoint).resolve().parent.parent
 
 
 if __name__ == "__main__":

@@ -150,6 +150,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # the teacher, on held-out initial states. Nothing is learned from these episodes.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
+            run.stop_when_time_is_up()  # --max-hours
 
         # 3. Play whole episodes until they hold about --n-steps env steps: dropping unfinished ones would favour short
         # successes. `rollout` holds all episodes that count: global_step grows by their env steps. Not in it are the
@@ -194,7 +195,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         record_and_save(config, run, learner, state, metrics)
         show_update(config, run, state, phase, rollout, trajectories, metrics)
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
-        run.stop_when_time_is_up()  # --max-hours
+        run.stop_when_time_is_up()
     if state.evaluated_at != state.global_step:
         evaluate_and_record(config, run, learner, pool, state)
 

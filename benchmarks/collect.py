@@ -95,14 +95,26 @@ class Args:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.collect", description=__doc__)
-    experiment = {
-        "note": args.note,
-        "runs": [collect_run(folder) for folder in args.runs],
-        "results": [collect_results(path, args.runs) for path in args.results],
-    }
+    runs = [collect_run(folder) for folder in args.runs]
+    results = [collect_results(path, args.runs) for path in args.results]
+    for parts in (runs, results):
+        refuse_repeated_seeds([part["seed"] for part in parts])
+    experiment = {"note": args.note, "runs": runs, "results": results}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(experiment, separators=(",", ":")) + "\n")
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
+
+
+def refuse_repeated_seeds(seeds: Sequence[object]) -> None:
+    """Raise BadInput if a seed occurs twice: benchmarks.compare pairs runs and results by their seeds."""
+    for seed in set(seeds):
+        if seeds.count(seed) > 1:
+            of_what = (
+                f"two are of seed {seed}" if seed is not None else "two results belong to none of the runs"
+            )
+            raise BadInput(
+                f"{of_what}: an experiment has one run of a seed, results of its end, and of one start"
+            )
 
 
 def collect_run(folder: Path) -> dict[str, object]:
@@ -129,7 +141,8 @@ def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
     results = read_results(path)
     provenance = read_fields(path, Provenance, part="provenance")
     checkpoint = results.settings.checkpoint
-    seeds = [read_run(run).config.run.seed for run in runs if run.name in Path(checkpoint).parts]
+    of_runs = [run for run in runs if run.resolve() in Path(checkpoint).resolve().parents]
+    seeds = [read_run(run).config.run.seed for run in of_runs]
     return {
         "checkpoint": checkpoint,
         "seed": seeds[0] if seeds else None,
@@ -147,7 +160,12 @@ def successes_by_player(episodes: Sequence[EpisodeResult]) -> dict[str, dict[str
     for result in episodes:
         player: str = "teacher" if result.actor == "teacher" else result.mode
         task = f"{result.task_suite} {result.task_id} {'fresh' if result.fresh else 'official'}"
-        outcomes[player][task][result.init_state_id, result.repeat] = result.success
+        place = (result.init_state_id, result.repeat)
+        if place in outcomes[player][task]:
+            raise BadInput(
+                f"{task}: {player} was played at two temperatures, which have no places of their own"
+            )
+        outcomes[player][task][place] = result.success
     successes: dict[str, dict[str, str]] = defaultdict(dict)
     for player, tasks in outcomes.items():
         for task, states in tasks.items():

@@ -9,7 +9,8 @@ One file: sampled and greedy success of every run, state by state, with the 95 %
 McNemar's test, and minutes of rollouts and updates. If the file has results of eval.py of a start, which belongs to no
 run, and of a run's end, these are compared; else the run's first and last evaluations.
 
-Several files: how the variants, trained with the same seeds, differ from the first file. Runs of equal seeds are pairs:
+Several files: how the variants, trained with the same seeds, differ from the first file. Runs of equal seeds are pairs;
+those of a seed that a file lacks are left out:
 
 * area: mean success of training episodes from 0 to the end of the shortest run, in env steps;
 * minutes: of rollouts and updates until there;
@@ -21,7 +22,7 @@ with equal --num-envs, and in minutes only if the machine is equally busy.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,10 +81,17 @@ def print_start_and_end(experiment: Experiment) -> None:
 
 
 def print_differences(names: Sequence[str], experiments: Sequence[Experiment]) -> None:
-    """Compare the variants with these names, all experiments but the first, with the first."""
-    horizon = min(run["updates"]["global_step"][-1] for each in experiments for run in each["runs"])
+    """Compare the variants with these names, all experiments but the first, with the first.
+
+    Raises BadInput if they share fewer than two seeds.
+    """
+    seeds = set.intersection(*({run["seed"] for run in each["runs"]} for each in experiments))
+    if len(seeds) < 2:
+        raise BadInput(f"the files share the seeds {sorted(seeds)}: pairs need at least two")
+    runs = [run for each in experiments for run in each["runs"] if run["seed"] in seeds]
+    horizon = min(run["updates"]["global_step"][-1] for run in runs)
     print(DIFFERENCES.format(horizon=horizon))
-    base, *variants = [measure(each, horizon) for each in experiments]
+    base, *variants = [measure(each, horizon, seeds) for each in experiments]
     for name_of_measure, values in base.items():
         columns = [variant[name_of_measure] for variant in variants]
         print_rows(name_of_measure, values, dict(zip(names, columns, strict=True)))
@@ -101,23 +109,25 @@ def print_rows(measure: str, base: Values, variants: Mapping[str, Values]) -> No
         after = np.array([values[key] for key in shared])
         test = ttest_rel(after, before)
         low, high = test.confidence_interval(0.95)
+        is_same = np.array_equal(before, after)  # then t is 0 / 0
         difference = f"{(after - before).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
         rows.append(f"{name} | {len(shared)} | {before.mean():.3f} | {after.mean():.3f} | {difference}")
-        p_values.append(test.pvalue)
+        p_values.append(1.0 if is_same else test.pvalue)
     for row, p, corrected in zip(rows, p_values, holm(p_values), strict=True):
         print(f"| {measure} | {row} | {p:.2g}, {corrected:.2g} |")
 
 
-def measure(experiment: Experiment, horizon: int) -> dict[str, Values]:
-    """Measure -> seed or state -> value."""
-    updates = {run["seed"]: run["updates"] for run in experiment["runs"]}
+def measure(experiment: Experiment, horizon: int, seeds: Collection[int]) -> dict[str, Values]:
+    """Measure -> seed or state -> value, of the runs with these seeds."""
+    runs = {run["seed"]: run for run in experiment["runs"] if run["seed"] in seeds}
+    updates = {seed: run["updates"] for seed, run in runs.items()}
     values: dict[str, Values] = {
         "area": {seed: area(columns, horizon) for seed, columns in updates.items()},
         "minutes": {seed: minutes(columns, horizon) for seed, columns in updates.items()},
     }
-    ends = {one["seed"]: one["successes"] for one in experiment["results"] if one["seed"] is not None}
+    ends = {one["seed"]: one["successes"] for one in experiment["results"] if one["seed"] in seeds}
     if not ends:
-        ends = {run["seed"]: run["evaluations"][-1]["successes"] for run in experiment["runs"]}
+        ends = {seed: run["evaluations"][-1]["successes"] for seed, run in runs.items()}
     for mode, name in MODES.items():
         values[name] = {seed: share(tasks_of(successes, mode)) for seed, successes in ends.items()}
         outcomes = [by_state(tasks_of(successes, mode)) for successes in ends.values()]
@@ -129,14 +139,16 @@ def measure(experiment: Experiment, horizon: int) -> dict[str, Values]:
 
 def area(updates: Updates, horizon: int) -> float:
     """Mean success of training episodes from 0 to `horizon` env steps."""
-    places = np.linspace(0, horizon, 1001)
-    return float(np.interp(places, updates["global_step"], updates["rollout/success_rate"]).mean())
+    ends = np.minimum(updates["global_step"], horizon)
+    lengths = np.diff(ends, prepend=0)  # of the rollouts, in env steps
+    return float(np.average(updates["rollout/success_rate"], weights=lengths))
 
 
 def minutes(updates: Updates, horizon: float = np.inf) -> float:
-    """Of rollouts and updates until `horizon` env steps."""
+    """Of rollouts and updates until `horizon` env steps, the last update in proportion."""
     seconds = np.array([updates["rollout/time_s"], updates["time/update"]], dtype=float)
-    return float(np.nansum(seconds[:, np.array(updates["global_step"]) <= horizon])) / 60
+    passed = np.nansum(seconds, axis=0).cumsum()
+    return float(np.interp(horizon, [0, *updates["global_step"]], [0, *passed])) / 60
 
 
 def by_state(tasks: Mapping[str, str]) -> dict[tuple[str, int], bool]:

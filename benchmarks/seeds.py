@@ -121,14 +121,19 @@ def training(output: Path, flags: str) -> list[str]:
 
 
 def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path) -> str:
-    """The program that plays a checkpoint on the tasks of a run, with its looks and its temperature."""
-    config = stored.config
-    return (
-        f"eval.py --checkpoint {checkpoint} {args.rules} --temperature {config.rollout.temperature} "
-        f"--task-suite {config.task.task_suite} --task-ids {' '.join(map(str, config.task.task_ids))} "
-        f"--init-states both --trials {args.states} --num-envs {args.num_envs} --device {config.model.device} "
-        f"--assets {config.simulator.assets} --out {results}"
-    )
+    """The program that plays a checkpoint as the run does: its tasks, simulator, temperature and way to load it."""
+    task = stored.config.task
+    settings = vars(stored.config.model) | vars(stored.config.simulator)
+    temperature = stored.config.rollout.temperature if "sample" in args.rules.split() else None
+    changes = {"checkpoint": checkpoint, "num_envs": args.num_envs, "temperature": temperature}
+    flags = [
+        f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
+        for name, value in (settings | changes).items()
+        if value is not None
+    ]
+    tasks = f"--task-suite {task.task_suite} --task-ids {' '.join(map(str, task.task_ids))}"
+    states = f"--init-states both --trials {args.states}"
+    return f"eval.py {args.rules} {tasks} {states} {' '.join(flags)} --out {results}"
 
 
 if __name__ == "__main__":

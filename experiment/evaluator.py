@@ -92,8 +92,12 @@ def play_each(
                 round(trajectory.seconds, 3),
                 _entropy(trajectory, policy.action_dim) if rule.mode == "sample" else None,
                 trajectory.fault,
-                _save_video(f"{key}-{rule.name}", trajectory, conditions),
+                _save_video(f"{key}-{_in_file_name(rule)}", trajectory, conditions),
             )
+
+
+def _in_file_name(rule: Rule) -> str:
+    return rule.name if rule.temperature is None else f"{rule.name}_{rule.temperature:g}"
 
 
 def _save_video(name: str, trajectory: Trajectory, conditions: Conditions) -> str | None:

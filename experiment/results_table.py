@@ -19,9 +19,11 @@ def results_table(results: Results, rules: Sequence[Rule], plan: Mapping[Episode
             instructions = {plan[key] for key in keys}
             table.append((label, str(rule), rate, instructions.pop() if len(instructions) == 1 else ""))
     lines = aligned(table)
-    entropies = [result.entropy for result in results.episodes if result.entropy is not None]
-    if entropies:
-        lines.append(f"entropy: {mean(entropies):.2f} nats a token")
+    for rule in rules:
+        played = [result for result in results.episodes if result.rule == rule and result.key in plan]
+        entropies = [result.entropy for result in played if result.entropy is not None]
+        if entropies:
+            lines.append(f"entropy, {rule}: {mean(entropies):.2f} nats a token")
     return lines
 
 

@@ -58,15 +58,20 @@ def changes(
 ) -> dict[str, Paired]:
     """The changes from the policy that the run was given to the last student, sampled and greedy; of one task or all.
 
-    The greedy student is compared with its teacher, the policy before training.
-    Empty without two evaluations.
+    By the name of the rule, or of the rule before and the one after: the greedy student is compared with its teacher if
+    that is an L1 head, because the token head beside it was not trained before. Empty without two evaluations.
     """
     if len(evaluations) < 2:
         return {}
+    first, last = evaluations[0], evaluations[-1]
     pairs = {
-        after: compare(evaluations[0].outcomes(before, task_id), evaluations[-1].outcomes(after, task_id))
-        for before, after in (("sampled", "sampled"), ("teacher", "greedy"))
+        "sampled": compare(first.outcomes("sampled", task_id), last.outcomes("sampled", task_id)),
+        "greedy": compare(first.outcomes("greedy", task_id), last.outcomes("greedy", task_id)),
     }
+    if any(result.mode == "l1" for result in first.episodes):
+        teacher = first.outcomes("teacher", task_id)
+        pairs["L1 head to greedy"] = compare(teacher, last.outcomes("greedy", task_id))
+        del pairs["greedy"]
     return {rule: paired for rule, paired in pairs.items() if paired.n > 0}
 
 

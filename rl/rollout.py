@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3  # how often an episode is tried before it is left out
 MAX_BAD_STARTS = 5  # after so many starts in a row that cannot be played the simulator counts as broken
+MAX_LEFT_OUT = 20  # episodes in a row, where there are fewer starts than that
 TIMED_PARTS = ("sim", "render", "preprocess", "infer", "wait")
 
 
@@ -233,9 +234,9 @@ class EpisodePlayer:
             "%s is left out: the simulator failed %d times (%s)", episode.describe(), MAX_ATTEMPTS, error
         )
         starts = {(other.task_id, other.init_state_id, other.seed) for other in self.left_out}
-        if len(starts) == MAX_BAD_STARTS:
+        if len(starts) == MAX_BAD_STARTS or len(self.left_out) == MAX_LEFT_OUT:
             raise RuntimeError(
-                f"the simulator failed {MAX_ATTEMPTS} times on each of {MAX_BAD_STARTS} starts in a row: {error}"
+                f"the simulator failed {MAX_ATTEMPTS} times on each of {len(starts)} starts in a row: {error}"
             )
 
     def send_decisions(self) -> None:

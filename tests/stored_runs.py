@@ -82,6 +82,7 @@ SETTINGS = Settings(
 )
 RULES = {
     "teacher": Rule("greedy", actor="teacher"),
+    "head": Rule("l1", actor="teacher"),
     "greedy": Rule("greedy"),
     "sampled": Rule("sample", 0.6),
 }

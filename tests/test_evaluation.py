@@ -188,7 +188,7 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     assert row["time/eval"] > 0
     videos = {path.name for path in (run.folder / "videos" / "step_120").iterdir()}
     start = "libero_spatial-task_0-init_state_40"
-    assert videos == {f"{start}-{rule}-success.mp4" for rule in ("greedy", "sampled", "median")}
+    assert videos == {f"{start}-{rule}-success.mp4" for rule in ("greedy", "sampled_1", "median")}
     assert (state.evaluated_at, state.teacher) == (120, (7, 10))
     assert not evaluation_is_due(CONFIG, state)
     results = read_results(run.folder / "evaluations" / "step_120.json")

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,10 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
     played = [one for one in programs if one.startswith("eval.py")]
     assert len(trained) == 4
     assert sum("--lr 1 --seed 4" in one for one in trained) == 1
-    assert sum("checkpoints/latest --mode greedy sample --temperature 0.7" in one for one in played) == 4
+    assert sum("--mode greedy sample" in one and "--temperature 0.7" in one for one in played) == 6
+    assert sum("checkpoints/latest" in one for one in played) == 4
     assert sum("--checkpoint checkpoints/tiny-libero-spatial" in one for one in played) == 2
+    assert all("--l1-student tokens" in one and "--assets auto" in one for one in played)
 
     programs.clear()
     seeds.main(flags)
@@ -70,3 +72,31 @@ def test_a_file_of_runs_that_lacks_a_field_is_refused(damage, tmp_path):
     file.write_text(json.dumps({"runs": [run], "results": []}))
     with pytest.raises(BadInput, match=damage):
         compare.main([str(file)])
+
+
+def experiment_of(successes: dict[int, str], rollouts: list[tuple[int, float]]) -> dict:
+    """A collected experiment: of each seed what the end solved, and rollouts of so many env steps and such success."""
+    updates = {
+        "global_step": list(accumulate(steps for steps, _ in rollouts)),
+        "rollout/success_rate": [rate for _, rate in rollouts],
+        "rollout/time_s": [steps / 10 for steps, _ in rollouts],
+        "time/update": [steps / 10 for steps, _ in rollouts],
+    }
+    ends = {
+        seed: {mode: {"task": solved} for mode in ("sample", "greedy")} for seed, solved in successes.items()
+    }
+    runs = [
+        {"seed": seed, "updates": updates, "evaluations": [{"successes": end}]} for seed, end in ends.items()
+    ]
+    return {"runs": runs, "results": []}
+
+
+def test_variants_are_compared_over_seeds_that_both_have_to_the_end_of_the_shorter():
+    base = experiment_of({0: "11", 1: "11", 2: "00"}, [(30, 0.5), (30, 1.0)])
+    variant = experiment_of({0: "11", 1: "11"}, [(60, 0.5), (60, 1.0)])
+    for each in (base, variant):
+        values = compare.measure(each, 45, {0, 1})
+        assert values["sampled"] == {0: 1.0, 1: 1.0}
+        assert values["sampled by state"] == {("task", 0): 1.0, ("task", 1): 1.0}
+        assert values["minutes"][0] == pytest.approx(45 / 5 / 60)
+        assert values["area"][0] == pytest.approx(2 / 3 if each is base else 0.5)

@@ -3,15 +3,16 @@
 import pytest
 
 from experiment.run_folder import read_run
-from experiment.verdict import judge, read_evaluations
+from experiment.statistics import Paired
+from experiment.verdict import changes, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
 
 def judged(folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "01")):
     """The verdict on a run whose first and last evaluation solved the states with a 1, and one between them all."""
     store(folder, [evaluation(0), evaluation(200), evaluation(300)], phases__total_steps=300)
-    never = "0" * len(greedy[0])
-    store_episodes(folder, 0, teacher=greedy[0], greedy=never, sampled=sampled[0])
+    always = "1" * len(greedy[0])
+    store_episodes(folder, 0, teacher=always, greedy=greedy[0], sampled=sampled[0])
     store_episodes(folder, 200, greedy="1" * len(greedy[0]))
     store_episodes(folder, 300, greedy=greedy[1], sampled=sampled[1])
     run = read_run(folder)
@@ -48,3 +49,12 @@ def test_without_two_evaluations_nothing_is_claimed(tmp_path):
     verdict = judge(run, read_evaluations(run))
     assert verdict.kind == "open"
     assert "sampled 0/2 = 0 % [0, 66]" in verdict.lines
+
+
+def test_a_token_head_that_knew_nothing_is_compared_with_the_l1_head_that_taught_it(tmp_path):
+    run = read_run(store(tmp_path, [evaluation(0), evaluation(300)]))
+    store_episodes(tmp_path, 0, head="111110", greedy="000000", sampled="000000")
+    store_episodes(tmp_path, 300, greedy="111001", sampled="111111")
+    pairs = changes(run, read_evaluations(run))
+    assert pairs["L1 head to greedy"] == Paired(both=3, only_before=2, only_after=1, neither=0)
+    assert pairs["sampled"].only_after == 6

@@ -76,7 +76,7 @@ def test_all_modes_are_played_on_the_same_official_and_fresh_states_by_one_comma
     output = capsys.readouterr().out
     for name in ("greedy", "median", "sampled, T = 1"):
         assert f"libero_spatial 0    {name}" in output
-    assert "entropy: " in output
+    assert "entropy, sampled, T = 1: " in output
 
 
 def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_episode(flags, tmp_path):
