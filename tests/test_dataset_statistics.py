@@ -76,7 +76,7 @@ def test_proprio_equals_reference_with_and_without_mask():
 
 
 def test_two_arms_are_scaled_from_their_smallest_to_their_largest_number():
-    smallest, largest, q01, q99 = np.random.default_rng(0).uniform(size=(4, 14))
+    smallest, q01, q99, largest = np.sort(np.random.default_rng(0).uniform(size=(4, 14)), axis=0)
     statistics = VectorStatistics(smallest, largest, q01, q99)
     np.testing.assert_allclose(unnormalise(np.ones(14), statistics), largest, atol=1e-7)
     np.testing.assert_allclose(normalise_proprio(smallest, statistics), -1, atol=1e-7)
@@ -91,6 +91,13 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
     write(tmp_path, {"from_file": {"action": entry["action"]}})
     assert list(load_statistics(tmp_path)) == ["from_file"]
     assert load_statistics(tmp_path)["from_file"].proprio is None  # a data set without robot states
+
+
+@pytest.mark.parametrize("change", [{"q99": [-9.0] * 7}, {"q01": [0.0] * 6}, {"mask": [True] * 6}])
+def test_vectors_that_contradict_each_other_are_refused(change, entry, tmp_path):
+    entry["action"] |= change
+    with pytest.raises(BadInput, match=r"key\.action"):
+        load_statistics(write(tmp_path, {"key": entry}))
 
 
 # Keys
