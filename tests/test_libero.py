@@ -312,9 +312,15 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it(basket, monkeyp
     np.testing.assert_array_equal(state_of(domain), expected[first_success].state)
 
 
-def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_path):
-    users_file = tmp_path / "own_task.bddl"
-    users_file.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
+@pytest.fixture
+def users_file(tmp_path):
+    """A task of one's own: a BDDL file without stored states."""
+    path = tmp_path / "own_task.bddl"
+    path.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
+    return path
+
+
+def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(users_file):
     env = LiberoEnv(EnvSpec("libero_goal", (0,), num_images=1, bddl_file=str(users_file)), 0)
     first = env.reset(Start(3)).observation
     other = env.reset(Start(4)).observation
@@ -328,18 +334,17 @@ def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
+    ("old", "new"),
     [
-        ("- wine_rack", "- wine_shelf", "wine_shelf"),
-        ("(Turnon flat_stove_1)", "(Ignite flat_stove_1)", "AssertionError"),
-        ("(On plate_1 main_table_plate_region)", "", "puts plate_1"),
+        ("- wine_rack", "- wine_shelf"),
+        ("(Turnon flat_stove_1)", "(Ignite flat_stove_1)"),
+        ("(On plate_1 main_table_plate_region)", ""),
     ],
 )
-def test_what_libero_cannot_build_of_ones_own_file_is_one_line(tmp_path, old, new, expected):
-    text = task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text()
+def test_a_file_of_ones_own_that_libero_cannot_build_is_bad_input(users_file, old, new):
+    text = users_file.read_text()
     assert old in text
-    users_file = tmp_path / "own_task.bddl"
     users_file.write_text(text.replace(old, new))
     env = LiberoEnv(EnvSpec("libero_goal", (0,), bddl_file=str(users_file)), 0)
-    with pytest.raises(BadInput, match=rf"own_task\.bddl.*{expected}"):
+    with pytest.raises(BadInput, match=users_file.name):
         env.reset(Start(0))

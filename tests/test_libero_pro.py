@@ -1,16 +1,15 @@
 """LIBERO-PRO as published, and BDDL files of a checkout of it."""
 
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
 
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PRO, packages_folder
-from envs.env import EnvSpec
-from envs.libero_imports import prepare_imports
-from envs.libero_pro import CATEGORIES, pro_task, register_categories
+from envs.env import EnvSpec, Start
+from envs.libero import LiberoEnv
+from envs.libero_pro import pro_task
 from envs.pool import task_info
 from envs.tasks import (
     PRO_CHANGES,
@@ -20,6 +19,7 @@ from envs.tasks import (
     suite_task,
     task_names,
 )
+from tests.test_libero import needs_official
 
 needs_wheel = pytest.mark.skipif(
     not (packages_folder() / LIBERO_PRO).is_file(), reason="its package is not there: make .venv/development"
@@ -44,20 +44,13 @@ def test_every_suite_has_ten_tasks_of_fifty_states_and_the_right_instructions(su
         assert rows.isdisjoint(map(tuple, load_init_states(liberos.init_states)))
 
 
-def test_categories_of_libero_pro_are_those_of_libero_with_other_models():
-    prepare_imports()
-    from libero.libero.envs.objects import get_object_dict
-
-    register_categories()
-    register_categories()  # for every simulator of a process
-    for category, category_of_libero in CATEGORIES.items():
-        made = get_object_dict()[category]
-        assert isinstance(made, partial)
-        assert made.func is get_object_dict()[category_of_libero]
-        assert made.keywords == {"obj_name": category}
-
-
-# Files of a checkout: bddl_files/SUITE/NAME.bddl and init_files/SUITE/NAME.pruned_init
+@needs_wheel
+@needs_official
+def test_a_task_with_objects_that_libero_does_not_know_is_built():
+    env = LiberoEnv(EnvSpec("libero_spatial_object", (0,), assets="official"), 0)
+    assert env.reset(Start(0), observe=False).error is None
+    assert "black_bowl_1" in env.domain.objects_dict
+    env.close()
 
 
 @pytest.fixture

@@ -88,12 +88,7 @@ def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(adapter, tm
     assert read_json(tmp_path / "out" / "config.json")["norm_stats"] == statistics
 
 
-def test_the_card_names_the_licence_and_a_base_on_the_hub_but_no_folder_of_this_machine(
-    base, merged, tmp_path
-):
-    card = ModelCard.load(merged / "README.md")
-    assert (card.data.license, card.data.base_model) == (None, None)
-    assert str(base.parent) not in card.content
+def test_the_card_repeats_the_licence_of_the_base(tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     write_card(tmp_path, "merged", "owner/name", tmp_path, SimpleNamespace(rank=4, alpha=8))
     card = ModelCard.load(tmp_path / "README.md")
@@ -141,7 +136,7 @@ def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
     assert info.proprio_file is not None
 
 
-# Refusals: no folder appears, and the message says what to do
+# What is refused: no folder appears
 
 
 def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
@@ -152,27 +147,17 @@ def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
 
 
 def test_an_adapter_that_cannot_identify_its_base_is_not_merged_into_where_it_already_is(
-    adapter, base, merged, tmp_path
+    adapter, merged, tmp_path
 ):
     run = shutil.copytree(merged, tmp_path / "run")
     peft_adapter = shutil.copytree(adapter, run / "lora_adapter")
     write_tensors(peft_adapter / WEIGHTS_FILE, load_file(peft_adapter / WEIGHTS_FILE))  # without fingerprint
-    config = read_json(peft_adapter / CONFIG_FILE)
     with pytest.raises(BadInput, match="was trained on"):
         merge(peft_adapter, tmp_path / "out", base=str(run))
-    moved_out = shutil.copytree(peft_adapter, tmp_path / "adapter")
+    config = read_json(peft_adapter / CONFIG_FILE)
     write_json(peft_adapter / CONFIG_FILE, config | {"base_model_name_or_path": str(run)})
-    for load in (load_policy, lambda folder: merge(folder, tmp_path / "out")):
-        with pytest.raises(BadInput, match="lies inside its base"):
-            load(peft_adapter)
-    assert "agree on 100.0%" in merge(moved_out, tmp_path / "out", base=str(base))
-
-
-def test_existing_output_and_a_folder_without_adapter_are_refused(adapter, base, tmp_path):
-    with pytest.raises(BadInput, match="exists already"):
-        merge(adapter, tmp_path)
-    with pytest.raises(BadInput, match=r"holds no adapter_config\.json"):
-        merge(base, tmp_path / "out")
+    with pytest.raises(BadInput, match="lies inside its base"):
+        load_policy(peft_adapter)
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0])

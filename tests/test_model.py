@@ -1,8 +1,7 @@
 """The network against outputs of the original openvla-oft and SimpleVLA-RL code (tests/golden/README.md).
 
 Tolerances are the golden data's: 2 to 4 times what an independent re-computation on current libraries differs by. The
-price of a mistake is far above them: the smallest one measured (an epsilon of 1e-5 in place of 1e-6) costs 1e-3. Below
-are the properties that those outputs cannot show.
+price of a mistake is far above them: the smallest one measured (an epsilon of 1e-5 in place of 1e-6) costs 1e-3.
 """
 
 import json
@@ -15,13 +14,11 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.small_checkpoint import load_small_network, network_inputs, train_network_a_little
 from vla.adapters import add_lora
 from vla.checkpoint import inspect_checkpoint
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_io import file_key, load_action_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.tokens import PAD_ID
@@ -170,36 +167,6 @@ def test_both_losses_of_supervised_training_and_their_gradients_are_the_referenc
             _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
 
 
-# The written-out blocks are transformers', and compiling them changes nothing
-
-
-@pytest.mark.parametrize("key_value_heads", [4, 2])  # as many as queries, or grouped queries
-def test_block_is_transformers_with_full_attention_a_mask_and_chosen_positions(key_value_heads):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=key_value_heads,
-        vocab_size=9,
-        num_hidden_layers=1,
-        attn_implementation="eager",
-    )
-    layer = LlamaDecoderLayer(config, 0).eval()
-    hidden = torch.randn(2, 11, 32)
-    cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(11)[None])
-    is_real = torch.tensor([[True] * 11, [True] * 7 + [False] * 4])[:, None, None]
-    positions = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    for mask in (None, is_real):
-        added_mask = torch.zeros(2, 1, 11, 11)
-        if mask is not None:
-            added_mask.masked_fill_(~mask, torch.finfo(torch.float32).min)
-        expected = layer(hidden, added_mask, position_embeddings=(cos, sin))
-        torch.testing.assert_close(llama_block(layer, hidden, mask, cos, sin, None), expected)
-        at_positions = llama_block(layer, hidden, mask, cos, sin, positions)
-        torch.testing.assert_close(at_positions, torch.stack([expected[0, 3:6], expected[1, 6:9]]))
-
-
 def test_compiled_and_recomputed_blocks_have_the_same_outputs_and_gradients(small_one_image, monkeypatch):
     network = load_small_network(small_one_image)
     network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
@@ -224,9 +191,6 @@ def test_compiled_and_recomputed_blocks_have_the_same_outputs_and_gradients(smal
     torch.testing.assert_close(outputs(), eager)
     network.recomputed_blocks = 0
     torch.testing.assert_close(outputs(), eager)
-
-
-# The small modules
 
 
 def test_full_size_heads_have_the_published_parameters():

@@ -45,10 +45,6 @@ def sft_args(demos: Path, out: Path, **changes) -> SftArgs:
     return SftArgs((str(demos),), out, **(SHORT | changes))
 
 
-def read_records(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "sft_metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def demos(tmp_path_factory) -> Path:
     """Two episodes of four frames."""
@@ -84,9 +80,6 @@ def share_as_demonstrated(
 
 
 def test_the_policy_acts_as_the_demonstrations_that_it_memorised(episodes, memorised):
-    losses = [record["loss"] for record in read_records(memorised)]
-    assert losses[0] > 3
-    assert losses[-1] < 0.1
     assert share_as_demonstrated(load_policy(memorised), episodes) == 1
 
 
@@ -104,8 +97,9 @@ def continued(demos, init, tmp_path_factory) -> Path:
 
 
 def test_the_folder_is_a_checkpoint_of_bfloat16_that_says_what_it_reads(continued):
-    assert [record["step"] for record in read_records(continued)] == [2, 4]
-    assert "held_out/loss" in read_records(continued)[-1]
+    records = [json.loads(line) for line in (continued / "sft_metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [2, 4]
+    assert "held_out/loss" in records[-1]
     info = inspect_checkpoint(continued)
     assert info.kind == "action tokens"  # init's L1 head is left out
     assert (info.num_images, info.uses_proprio) == (2, True)
@@ -134,21 +128,13 @@ def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero
     ("changes", "flag"),
     [
         ({"lr": 1e18, "warmup_steps": 0}, "--lr"),
-        ({"holdout": 1.0}, "--holdout"),
-        ({"init": "somewhere"}, "--image-size.* --init"),
-        ({"lora_rank": 4}, "--init"),
         ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no action head
     ],
 )
-def test_flags_that_cannot_work_are_refused_and_leave_nothing(demos, tmp_path, changes, flag):
+def test_a_training_that_fails_leaves_nothing(demos, tmp_path, changes, flag):
     with pytest.raises(BadInput, match=flag):
         fine_tune(sft_args(demos, tmp_path / "out", **changes))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_exists_is_left_alone(demos, tmp_path):
-    with pytest.raises(BadInput, match="exists"):
-        fine_tune(sft_args(demos, tmp_path))
 
 
 def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp_path):
@@ -171,11 +157,8 @@ def test_an_l1_head_learns_the_demonstrations_beside_the_token_head_as_it_was_bu
 ):
     changes = MEMORISING | {"size": WIDER, "l1": True, "steps": 150}
     out = fine_tune(sft_args(demos, tmp_path / "out", **changes))
-    losses = [record["loss"] for record in read_records(out)]
-    assert losses[0] > 3 * losses[-1]
     policy = load_policy(out)
-    within_a_tenth = share_as_demonstrated(policy, episodes, "l1", bins=13)
-    assert within_a_tenth > 0.9
+    assert share_as_demonstrated(policy, episodes, "l1", bins=13) > 0.9  # 13 bins are a tenth of the range
     assert share_as_demonstrated(policy, episodes, "greedy", bins=13) < 0.5
     init = make_tiny_checkpoint(tmp_path / "init", torch.bfloat16, size=WIDER, l1_head=True)
     before = load_small_network(init).language_model

@@ -9,7 +9,7 @@ import torch
 from contracts import BadInput, write_json
 from tests.demo_episodes import make_episode, observations_of, write_demos
 from tests.small_checkpoint import SMALL, load_policy, make_small_checkpoint
-from workshop.demo_files import RECIPE_FILE, episode_path, list_episodes, read_episode, write_episode
+from workshop.demo_files import RECIPE_FILE, episode_path, read_episode, write_episode
 from workshop.demos import DemosArgs
 from workshop.sft_data import (
     Episodes,
@@ -98,9 +98,3 @@ def test_an_episode_comes_back_as_it_was_written_and_a_cut_file_is_refused(tmp_p
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(BadInput, match=r"episode_07_000012\.npz"):
         read_episode(path)
-
-
-def test_hdf5_files_are_called_by_their_name(tmp_path):
-    (tmp_path / "pick_up_the_black_bowl_demo.hdf5").touch()
-    with pytest.raises(BadInput, match="HDF5"):
-        list_episodes(tmp_path)
