@@ -41,21 +41,15 @@ def test_every_policy_gradient_update_starts_at_ratio_one(run):
 
 
 def test_run_folder_is_complete(run):
-    description = json.loads((run / "config.json").read_text())
-    assert description["config"]["run"]["name"] == "smoke"
-    assert description["argv"] == ["--config", "RUN"]  # it was started from Python
-    assert description["versions"]["mujoco"] == "3.3.0"
     latest = latest_of(run)
     assert latest.name == "step_96"
-    weights = ["adapter_model.safetensors", "proprio_projector.safetensors"]
-    for name in (*weights, "adapter_config.json", "trainer.pt"):
+    for name in ("proprio_projector.safetensors", "adapter_config.json", "trainer.pt"):
         assert (latest / name).stat().st_size > 0
     assert read_header(latest / WEIGHTS_FILE)[1]["looks"] == "lowpoly"
-    assert {path.name for path in (run / "videos").iterdir()} == {f"step_{n}" for n in (0, 32, 64, 96)}
+    steps = {f"step_{n}" for n in (0, 32, 64, 96)}
+    assert {path.name for path in (run / "videos").iterdir()} == steps
+    assert {path.stem for path in (run / "evaluations").iterdir()} == steps
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
-    assert {path.name for path in (run / "evaluations").iterdir()} == {
-        f"step_{n}.json" for n in (0, 32, 64, 96)
-    }
 
 
 def test_a_run_begins_with_the_adapter_of_another_as_its_teacher_and_finds_it_again(
@@ -108,17 +102,17 @@ def test_the_file_has_what_tables_and_plots_need(experiment):
     for run in stored["runs"]:
         assert run["updates"]["global_step"] == [32, 64, 96]
         assert [evaluation["global_step"] for evaluation in run["evaluations"]] == [0, 32, 64, 96]
-        assert {"teacher", "greedy", "sample"} <= run["evaluations"][0]["successes"].keys()
-        assert run["machine"]["cpus"] > 0
     (results,) = stored["results"]
     assert results["seed"] == SEEDS[0]
-    assert {task: len(outcomes) for task, outcomes in results["successes"]["greedy"].items()} == {
-        "libero_spatial 0 official from 48": 2,
-        "libero_spatial 0 fresh from 0": 1,
-    }
+    greedy = results["successes"]["greedy"]
+    assert len(greedy["libero_spatial 0 official from 48"]) == 2
+    assert len(greedy["libero_spatial 0 fresh from 0"]) == 1
 
 
-def test_a_comparison_pairs_seeds_and_states(experiment, tmp_path, capsys):
+def test_one_file_has_a_table_and_two_are_paired_by_seeds_and_states(experiment, tmp_path, capsys):
+    compare.main([str(experiment)])
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == len(SEEDS)
     stored = json.loads(experiment.read_text())
     for index, run in enumerate(stored["runs"]):
         run["updates"]["rollout/success_rate"] = [0.5, 0.5, 0.5 + 0.1 * index]
@@ -132,17 +126,6 @@ def test_a_comparison_pairs_seeds_and_states(experiment, tmp_path, capsys):
     assert rows["greedy by state"][2:5] == ["3", "0.000", "0.667"]
 
 
-def test_the_table_has_start_and_end_of_every_run(experiment, capsys):
-    stored = json.loads(experiment.read_text())
-    stored["runs"][1]["evaluations"][-1]["successes"]["greedy"] = {"libero_spatial 0 official from 40": "1"}
-    experiment.with_name("table.json").write_text(json.dumps(stored))
-    compare.main([str(experiment.with_name("table.json"))])
-    _, _, first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"| {SEEDS[0]} | 0 → 0 of 1 |")
-    assert "| 0 → 1 of 1 | +100 points" in second
-
-
-def test_the_plot_is_small(experiment, tmp_path):
-    picture = tmp_path / "name.svg"
-    plot.main([str(experiment), str(picture)])
-    assert 5_000 < picture.stat().st_size < 100_000
+def test_the_file_can_be_drawn(experiment, tmp_path):
+    plot.main([str(experiment), str(tmp_path / "name.svg")])
+    assert (tmp_path / "name.svg").stat().st_size > 5_000
