@@ -17,7 +17,7 @@ from contracts import BadInput, Observation, SelfCheckError, first_line
 from vla.model import OpenVLAOFT
 from vla.policy import Policy
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
-from vla.tokens import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN, token_logprobs
 
 # Effect of an input on the logits, relative to the largest one; exactly 0 if the input is not read.
 SMALLEST_EFFECT = 1e-5
@@ -99,7 +99,7 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
     generators = [torch.Generator().manual_seed(seed) for seed in range(CHECKED_BATCH)]
     acted = policy.act(observations, "sample", temperature, generators)
     logits = policy.chunk_logits(observations, acted.kept)  # with gradient, as in an update
-    recomputed = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
+    recomputed = token_logprobs(logits, acted.tokens, temperature).detach().cpu()
     difference = (recomputed - acted.logprobs).abs().max().item()
     limit = LOGPROB_LIMIT[policy.frozen_weights]
     if not difference <= limit:  # also for NaN
@@ -145,7 +145,7 @@ def _gain_of_trial_step(policy: Policy, observations: Sequence[Observation]) -> 
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     logits = policy.chunk_logits(observations)
     tokens = logits.argmin(-1).cpu() + FIRST_ACTION_TOKEN
-    policy.token_logprobs(logits, tokens, 1.0).mean().neg().backward()
+    token_logprobs(logits, tokens, 1.0).mean().neg().backward()
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     slope = sum((gradient.square() / (gradient.abs() + ADAM_EPS)).sum().item() for gradient in gradients)
     lr = PROMISED_GAIN / slope if slope > 0 else 0.0
@@ -155,7 +155,7 @@ def _gain_of_trial_step(policy: Policy, observations: Sequence[Observation]) -> 
         # The optimizer with its moments is gone before the forward pass needs memory.
         policy.make_optimizer(lr, weight_decay=0.0).step()
         logits = policy.chunk_logits(observations)
-        logprobs.append(policy.token_logprobs(logits, tokens, 1.0).mean().item())
+        logprobs.append(token_logprobs(logits, tokens, 1.0).mean().item())
         with torch.no_grad():
             for parameter, value in zip(parameters, values_before, strict=True):
                 parameter.copy_(value)

@@ -29,6 +29,7 @@ from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.load_options import FrozenWeights, LoadOptions
 from vla.policy import Policy
+from vla.tokens import token_logprobs
 
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
@@ -165,7 +166,7 @@ def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter
         for _, parameter in policy.named_trainable_parameters():
             parameter.grad = None
         logits = policy.chunk_logits(observations, acted.kept)
-        logprobs = policy.token_logprobs(logits, acted.tokens, 1.0)
+        logprobs = token_logprobs(logits, acted.tokens, 1.0)
         logprobs.mean().backward()
         learned.append(logprobs.detach())
 

@@ -78,6 +78,31 @@ def load_policy(
     return Policy.load(str(model.checkpoint), options)
 
 
+def describe_policy(policy: Policy) -> list[tuple[str, str]]:
+    """(Name, value) rows of the table that is shown at the start of a run."""
+    parameters = policy.named_trainable_parameters()
+    num_trainable = sum(parameter.numel() for _, parameter in parameters)
+    network = policy.network
+    has_head = "without" if policy.action_head is None else "with"
+    rows = [
+        ("checkpoint", policy.base_model),
+        ("kind", f"{policy.info.kind}, {has_head} an L1 head"),
+        ("tokens", "drawn around the L1 head's actions" if policy.is_laplace else "of the token head"),
+        ("reads", policy.info.reads),
+        ("statistics key", policy.unnorm_key),
+        ("chunk", f"{policy.chunk_length} x {policy.action_dim}"),
+        ("parameters", f"{policy.num_frozen:,} frozen, {policy.frozen_weights}"),
+        ("trainable", f"{num_trainable:,} in {len(parameters)} tensors, torch.float32"),
+        ("recomputed", f"{network.recomputed_blocks} of {network.num_blocks} blocks in backward passes"),
+        ("device", str(policy.device)),
+    ]
+    if network.trained_blocks is not None:
+        place = "nowhere" if policy.kept_on is None else f"on {policy.kept_on}"
+        text = f"frozen below the last {network.trained_blocks} blocks, its states are kept {place}"
+        rows.append(("trunk", text))
+    return rows
+
+
 def choose_and_keep_teacher(policy: Policy, config: TrainConfig) -> TeacherChoice:
     """Keep the policy as it is as the teacher, and return how it decides, and why. Raises BadInput.
 

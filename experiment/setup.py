@@ -18,7 +18,7 @@ from envs.env import EnvSpec, Start, TaskInfo
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-from experiment.policies import choose_and_keep_teacher, choose_looks, load_policy
+from experiment.policies import choose_and_keep_teacher, choose_looks, describe_policy, load_policy
 from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import SimulatorCount, count_for_training, find_renderer_apart
 from experiment.terminal import log_row
@@ -65,7 +65,7 @@ def set_up(config: TrainConfig) -> Iterator[Setup]:
     config = settle_warmup(config, teacher.mode, policy.is_laplace)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
-    for name, text in policy.describe():
+    for name, text in describe_policy(policy):
         log_row(name, text)
     log_row("teacher", f"{teacher.mode}: {teacher.why}")
     log_row("simulators", simulators.reason)

@@ -15,6 +15,7 @@ from envs.env import Physics
 from rl.phases import PhaseState
 from rl.teacher import TeacherMode
 from rl.trajectory import Decision, Episode
+from vla.tokens import token_logprobs
 
 if TYPE_CHECKING:
     from vla.policy import Acted, Policy
@@ -116,7 +117,7 @@ def student_logprobs(
     The price is a gradient that is biased towards the teacher, on purpose.
     """
     logits = policy.chunk_logits(observations, acted.kept)
-    return list(policy.token_logprobs(logits, acted.tokens.to(logits.device), temperature).cpu())
+    return list(token_logprobs(logits, acted.tokens.to(logits.device), temperature).cpu())
 
 
 def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:

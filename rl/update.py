@@ -49,6 +49,7 @@ from rl.update_metrics import (
 )
 from vla.memory import shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
+from vla.tokens import token_logprobs
 
 if TYPE_CHECKING:
     from vla.policy import Policy
@@ -91,7 +92,7 @@ class Objective:
         if self.phase.distils:
             return distillation_loss(logits, decisions, self.config.phases.warmup_target)
         temperature = self.config.rollout.temperature
-        logprobs = self.policy.token_logprobs(logits, decisions.tokens, temperature)
+        logprobs = token_logprobs(logits, decisions.tokens, temperature)
         return ppo_loss(logits, logprobs, decisions, self.config.loss, temperature)
 
     def is_active(self, decisions: Batch) -> Tensor:

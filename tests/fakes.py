@@ -26,7 +26,7 @@ from envs.env import ChunkResult, Start
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from vla.optimizer import make_optimizer
 from vla.policy import Acted
-from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS, median_tokens
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS, median_tokens, token_logprobs
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
 NUM_TOKENS = CHUNK_LENGTH * ACTION_DIM
@@ -118,12 +118,7 @@ class FakePolicy(nn.Module):
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         actions = (tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1
         actions = actions.reshape(len(tokens), self.chunk_length, self.action_dim)
-        return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions, list(features))
-
-    @staticmethod
-    def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        columns = (tokens - FIRST_ACTION_TOKEN)[..., None]
-        return (logits / temperature).log_softmax(-1).gather(-1, columns).squeeze(-1)
+        return Acted(tokens, token_logprobs(logits, tokens, temperature), actions, list(features))
 
     def act_as_teacher(
         self, observations: Sequence[Any], mode: str = "greedy", kept: Sequence[Any] | None = None
@@ -165,9 +160,6 @@ class FakePolicy(nn.Module):
 
     def load_adapter(self, folder: str | Path) -> None:
         self.load_state_dict(load_file(Path(folder) / "adapter.safetensors"))
-
-    def describe(self) -> list[tuple[str, str]]:
-        return [("kind", "fake")]
 
 
 def is_in_a_graph(parameter: Tensor) -> bool:

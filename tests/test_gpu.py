@@ -18,6 +18,7 @@ from tests.test_frozen_trunk import played
 from vla.memory import RolloutSize, plan_update
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
+from vla.tokens import token_logprobs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +63,7 @@ def decided_and_learned(policy: Policy, observations) -> list[torch.Tensor]:
     logits = policy.chunk_logits(observations, acted.kept)
     logits.log_softmax(-1)[..., 7].mean().backward()
     gradients = [p.grad.clone() for _, p in policy.named_trainable_parameters() if p.grad is not None]
-    learning = policy.token_logprobs(logits.detach(), acted.tokens, 1.0).cpu()
+    learning = token_logprobs(logits.detach(), acted.tokens, 1.0).cpu()
     torch.testing.assert_close(learning, acted.logprobs, **TOLERANCE[policy.frozen_weights])
     return [learning, by_teacher.logprobs, *gradients]
 
@@ -153,7 +154,7 @@ def test_an_update_on_a_gpu_is_that_on_a_cpu(small, observations, trained_blocks
         batch = replace(
             batch,
             tokens=tokens,
-            student_logprobs=policy.token_logprobs(logits, tokens, 1.0).cpu(),
+            student_logprobs=token_logprobs(logits, tokens, 1.0).cpu(),
             advantages=torch.ones(len(batch)),
         )
         metrics = update(make_learner(policy, config), batch, phase_at(0, phases), config, 0)

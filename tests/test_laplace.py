@@ -21,6 +21,7 @@ from vla.tokens import (
     encode,
     laplace_logits,
     median_tokens,
+    token_logprobs,
 )
 
 HALF_A_BIN = 1 / 255
@@ -105,7 +106,7 @@ def test_the_gradient_goes_through_the_frozen_head_to_the_adapters(l1_folder, ob
     head_before = [p.clone() for p in policy.action_head.parameters()]
     optimizer = policy.make_optimizer(lr=1e-3, weight_decay=0.0)
     for _ in range(20):
-        logprobs = policy.token_logprobs(policy.chunk_logits(observations), target, 1.0)
+        logprobs = token_logprobs(policy.chunk_logits(observations), target, 1.0)
         optimizer.zero_grad()
         logprobs.mean().neg().backward()
         optimizer.step()

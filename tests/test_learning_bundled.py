@@ -24,6 +24,7 @@ from rl.trajectory import Batch, Episode, flatten
 from rl.update import make_learner, update
 from vla.load_options import LoadOptions
 from vla.policy import Policy
+from vla.tokens import token_logprobs
 
 FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"
 EPISODES = [Episode(index, 0, None, index, seed=index) for index in range(4)]
@@ -32,7 +33,7 @@ EPISODES = [Episode(index, 0, None, index, seed=index) for index in range(4)]
 @torch.no_grad()
 def chunk_logprobs(policy: Policy, batch: Batch, temperature: float) -> torch.Tensor:
     """The mean log-prob of the executed tokens of each decision, (N,)."""
-    logprobs = policy.token_logprobs(policy.chunk_logits(batch.observations), batch.tokens, temperature)
+    logprobs = token_logprobs(policy.chunk_logits(batch.observations), batch.tokens, temperature)
     return (logprobs * batch.executed).sum(-1) / batch.executed.sum(-1)
 
 

@@ -16,6 +16,7 @@ from probes import (
 )
 from tests.fakes import FakePolicy, observation, parameters_of
 from tests.small_checkpoint import load_policy
+from vla.tokens import token_logprobs
 
 SEEN = observation(0.3, -0.2, 0.9)
 
@@ -55,7 +56,7 @@ class ForgetsTheTemperature(FakePolicy):
     def act(self, observations, mode="greedy", temperature=1.0, generators=None):
         acted = super().act(observations, mode, temperature, generators)
         return dataclasses.replace(
-            acted, logprobs=FakePolicy.token_logprobs(self.chunk_logits(observations), acted.tokens, 1)
+            acted, logprobs=token_logprobs(self.chunk_logits(observations), acted.tokens, 1)
         )
 
 

@@ -16,6 +16,7 @@ from rl.ranks import ALONE
 from rl.rollout import MAX_ATTEMPTS, MAX_BAD_STARTS, EpisodePlayer, play_rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, contents, random_observations
+from vla.tokens import token_logprobs
 
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 RANDOMNESS = Randomness(seed=0, purpose="rollout", update_index=0)
@@ -145,7 +146,7 @@ def test_the_students_logprobs_are_recorded_for_every_decision_also_for_those_of
     decisions, _ = decide(policy, random_observations(40), generators, [0.5] * 40, behaviour)
     assert 0 < sum(d.by_teacher for d in decisions) < 40
     for d in decisions:
-        expected = policy.token_logprobs(policy.chunk_logits([d.observation]), d.tokens[None], 1.6)[0]
+        expected = token_logprobs(policy.chunk_logits([d.observation]), d.tokens[None], 1.6)[0]
         assert torch.equal(d.student_logprobs, expected)
         assert not d.student_logprobs.requires_grad
 

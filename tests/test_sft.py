@@ -21,7 +21,7 @@ from vla.policy import Mode, Policy
 from vla.tokens import ACTION_TOKEN_IDS
 from workshop.demo_files import DemoEpisode, list_episodes, read_episode
 from workshop.sft_config import SftArgs, TinySize
-from workshop.sft_training import fine_tune, token_loss
+from workshop.sft_training import fine_tune, logits_and_other_logsumexp, token_loss
 from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
@@ -193,8 +193,12 @@ def test_adapters_teach_a_head_to_speak_action_tokens(episodes, adapters):
     policy = load_policy(adapters)
     assert share_as_demonstrated(policy, episodes) > 0.9
     # An argmax over all ids finds action tokens, too.
-    logits, other_logsumexp = policy.logits_and_other_logsumexp(observations_of(episodes))
+    logits, other_logsumexp = logits_and_other_logsumexp(policy, observations_of(episodes))
     assert (logits.logsumexp(-1) > other_logsumexp + 2).all()
+    _, hidden = policy.chunk_outputs(observations_of(episodes))
+    whole_vocabulary = policy.network.language_model.lm_head(hidden).float()
+    total = torch.logaddexp(logits.logsumexp(-1), other_logsumexp)
+    torch.testing.assert_close(total, whole_vocabulary.logsumexp(-1))
 
 
 def test_the_demonstrations_statistics_stay_with_all_that_follows(episodes, headless, adapters, tmp_path):

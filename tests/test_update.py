@@ -24,6 +24,7 @@ from tests.fakes import (
     is_in_a_graph,
     parameters_of,
 )
+from vla.tokens import token_logprobs
 
 LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)
@@ -348,7 +349,7 @@ def test_the_kl_is_that_of_the_students_own_decisions(policy, batch):
     measured = learn(policy, replace(batch, by_teacher=by_teacher), lr=0.05)["train/approx_kl"]
     with torch.no_grad():
         now = policy.chunk_logits(batch.observations[:1])
-    new = policy.token_logprobs(now, batch.tokens[:1], 1.0)
+    new = token_logprobs(now, batch.tokens[:1], 1.0)
     assert measured == pytest.approx(approx_kl(new, batch.student_logprobs[:1], batch.executed[:1]).item())
 
 

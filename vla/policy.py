@@ -31,7 +31,6 @@ from vla.preprocessing import Inputs
 from vla.teacher import Snapshot, WithoutAdapters
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
-    NUM_BINS,
     decode,
     encode,
     median_tokens,
@@ -63,8 +62,6 @@ class Acted:
 class Policy:
     """A loaded policy (see `load`). Adapters and proprio projector are float32 and trainable, the rest is frozen."""
 
-    token_logprobs = staticmethod(token_logprobs)
-
     def __init__(self, parts: PolicyParts):
         info = parts.info
         options = parts.options
@@ -85,7 +82,7 @@ class Policy:
         self._has_libero_gripper = has_libero_gripper(self.statistics.action, options.task_suite)
         self.chunk_length = info.config.chunk_length
         self.num_images = info.num_images
-        self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
+        self.num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
         self._teacher: WithoutAdapters | Snapshot = WithoutAdapters(network)
@@ -95,7 +92,7 @@ class Policy:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         uses_graphs = options.compile != "off" and self.device.type == "cuda"
-        is_compiled = options.compile == "on" or (uses_graphs and self._num_frozen >= WORTH_COMPILING)
+        is_compiled = options.compile == "on" or (uses_graphs and self.num_frozen >= WORTH_COMPILING)
         self._graphs = GraphedNetwork(network) if uses_graphs else None
         if is_compiled:
             network.compile_blocks()
@@ -148,7 +145,7 @@ class Policy:
         else:
             chunk = self.action_head(hidden).float().cpu().numpy()
             tokens = torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
-        logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
+        logprobs = token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
             raise BadInput(
                 "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
@@ -212,14 +209,6 @@ class Policy:
         if self._graphs is not None:
             return self._graphs.run(part, *arguments)
         return getattr(self.network, part)(*arguments)
-
-    def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """`chunk_logits`, and the log-sum-exp of the logits of all other token ids, (B, A); with gradient."""
-        logits, hidden = self.chunk_outputs(observations)
-        all_logits = self.network.language_model.lm_head(hidden).float()
-        smaller_ids = all_logits[..., :FIRST_ACTION_TOKEN]
-        larger_ids = all_logits[..., FIRST_ACTION_TOKEN + NUM_BINS :]
-        return logits, torch.logaddexp(smaller_ids.logsumexp(-1), larger_ids.logsumexp(-1))
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
@@ -320,25 +309,3 @@ class Policy:
                 self.frozen_weights,
             )
         copy_into_network(adapter, self.network)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """(Name, value) rows of the table that is shown at the start of a run."""
-        num_trainable = sum(p.numel() for _, p in self._trainable)
-        network = self.network
-        rows = [
-            ("checkpoint", self.base_model),
-            ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
-            ("tokens", "drawn around the L1 head's actions" if self.is_laplace else "of the token head"),
-            ("reads", self.info.reads),
-            ("statistics key", self.unnorm_key),
-            ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{self._num_frozen:,} frozen, {self.frozen_weights}"),
-            ("trainable", f"{num_trainable:,} in {len(self._trainable)} tensors, torch.float32"),
-            ("recomputed", f"{network.recomputed_blocks} of {network.num_blocks} blocks in backward passes"),
-            ("device", str(self.device)),
-        ]
-        if network.trained_blocks is not None:
-            place = "nowhere" if self.kept_on is None else f"on {self.kept_on}"
-            text = f"frozen below the last {network.trained_blocks} blocks, its states are kept {place}"
-            rows.append(("trunk", text))
-        return rows

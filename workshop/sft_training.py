@@ -30,7 +30,7 @@ from vla.load_options import LoadOptions
 from vla.memory import plan_update, shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
-from vla.tokens import FIRST_ACTION_TOKEN, encode
+from vla.tokens import ACTION_TOKEN_IDS, FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment_observations
 from workshop.demo_files import KEY_SUFFIX
 from workshop.sft_config import SftArgs
@@ -216,12 +216,23 @@ def measure(loss: Loss, policy: Student, frames: Frames) -> tuple[float, float]:
 
 def token_loss(policy: Student, observations: Sequence[Observation], tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The cross-entropy of tokens, (B, A) int64, over all ids, and the share of tokens that are right; means, ()."""
-    logits, other_logsumexp = policy.logits_and_other_logsumexp(observations)
+    logits, other_logsumexp = logits_and_other_logsumexp(policy, observations)
     targets = tokens.to(logits.device) - FIRST_ACTION_TOKEN
     choice_loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     # Add -log of the probability that lies on action tokens, log(1 + exp(others - actions)).
     mass_loss = F.softplus(other_logsumexp - logits.logsumexp(-1)).mean()
     return choice_loss + mass_loss, (logits.argmax(-1) == targets).float().mean()
+
+
+def logits_and_other_logsumexp(policy: Student, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+    """The action tokens' logits (B, A, 256), and the log-sum-exp of the logits of all other ids (B, A)."""
+    logits, hidden = policy.chunk_outputs(observations)
+    if isinstance(policy, WholeNetwork):
+        return logits, logits.new_full(logits.shape[:2], policy.other_logsumexp)
+    all_logits = policy.network.language_model.lm_head(hidden).float()
+    smaller_ids = all_logits[..., : ACTION_TOKEN_IDS.start]
+    larger_ids = all_logits[..., ACTION_TOKEN_IDS.stop :]
+    return logits, torch.logaddexp(smaller_ids.logsumexp(-1), larger_ids.logsumexp(-1))
 
 
 def regression_loss(

@@ -60,11 +60,6 @@ class WholeNetwork:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.network(*self.model_inputs(observations))
 
-    def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """Logits of the action tokens, (B, A, 256), and the log-sum-exp of all other ids' logits, (B, A)."""
-        logits = self.chunk_outputs(observations)[0]
-        return logits, logits.new_full(logits.shape[:2], self.other_logsumexp)
-
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         named_parameters = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
         if self.action_head is not None:
