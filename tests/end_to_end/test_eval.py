@@ -2,7 +2,6 @@
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -72,11 +71,14 @@ def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_e
     assert not out.exists()
 
 
-def test_all_suites_are_played_by_the_checkpoint_that_a_pointer_named_at_the_start(flags, checkpoint):
-    pointer = Path(checkpoint).with_name("best")
-    pointer.write_text(Path(checkpoint).name)
+def test_all_suites_are_played_by_the_checkpoint_that_a_pointer_named_at_the_start(
+    flags, checkpoint, tmp_path
+):
+    (tmp_path / "step_8").symlink_to(checkpoint)
+    pointer = tmp_path / "best"
+    pointer.write_text("step_8\n")
     config = eval_program.settle(parse_eval([*flags, "--checkpoint", str(pointer)]))
-    assert config.model.checkpoint == checkpoint
+    assert config.model.checkpoint == str(tmp_path / "step_8")
 
 
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path, capsys):
