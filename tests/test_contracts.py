@@ -1,59 +1,17 @@
 """A refusal is one line; JSON files are whole; a pointer names a checkpoint."""
 
 import errno
-import json
-from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
 
-from contracts import BadInput, output_place, read_fields, read_json, resolve_pointer, write_json
+from contracts import BadInput, output_place, read_json, resolve_pointer, write_json
 
 
 @given(st.text())
 def test_every_message_is_one_line(message):
     assert len(str(BadInput(message)).splitlines()) <= 1
-
-
-@pytest.mark.parametrize(
-    "content", [None, b"{half", b"\xff", b"[]", b"version https://git-lfs.github.com/spec/v1\n"]
-)
-def test_what_is_no_json_object_is_refused_with_the_name_of_the_file(tmp_path, content):
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(BadInput, match=f"^{path}: "):
-        read_json(path)
-
-
-@dataclass
-class Part:
-    sizes: tuple[int, ...]
-
-
-@dataclass
-class Kind:
-    count: Annotated[int, Field(ge=1)]
-    parts: dict[str, Part]
-
-
-def test_a_file_is_read_as_what_is_declared_and_a_wrong_field_is_named(tmp_path):
-    path = tmp_path / "a.json"
-    whole = {"count": 3, "parts": {"a": {"sizes": [1], "more": 2}}, "unknown": [None]}
-    path.write_text(json.dumps(whole))
-    assert read_fields(path, Kind) == Kind(3, {"a": Part((1,))})
-    assert read_fields(path, int, part="count") == 3
-    for changes, field in (
-        ({"count": "3"}, "count"),
-        ({"count": 0}, "count"),
-        ({"parts": {"a": {}}}, "parts.a.sizes"),
-    ):
-        path.write_text(json.dumps(whole | changes))
-        with pytest.raises(BadInput, match=f"^{path}: {field}: .*; make it again$"):
-            read_fields(path, Kind, "make it again")
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
