@@ -71,9 +71,9 @@ def write_lerobot(folder: Path, recordings: list[StoredEpisode], video: bool = F
     """A dataset of version 3: all episodes in one Parquet file, and in one video of each camera."""
     tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(INSTRUCTIONS)]
     steps = [_steps(recording, i, with_pictures=not video) for i, recording in enumerate(recordings)]
-    _write_parquet(folder / "meta/tasks.parquet", tasks)
-    _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings))
-    _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*steps)))
+    write_parquet(folder / "meta/tasks.parquet", tasks)
+    write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings))
+    write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*steps)))
     write_json(folder / "meta" / "info.json", _info(len(recordings), video))
     if video:
         for camera, key in enumerate(CAMERA_KEYS):
@@ -122,7 +122,7 @@ def _episodes(recordings: list[StoredEpisode]) -> list[dict]:
     return rows
 
 
-def _write_parquet(path: Path, rows: list[dict]) -> None:
+def write_parquet(path: Path, rows: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
 
