@@ -83,7 +83,7 @@ def describe_policy(policy: Policy) -> list[tuple[str, str]]:
     parameters = policy.named_trainable_parameters()
     num_trainable = sum(parameter.numel() for _, parameter in parameters)
     network = policy.network
-    has_head = "without" if policy.action_head is None else "with"
+    has_head = "without" if policy.l1_head is None else "with"
     rows = [
         ("checkpoint", policy.base_model),
         ("kind", f"{policy.info.kind}, {has_head} an L1 head"),
@@ -112,8 +112,8 @@ def choose_and_keep_teacher(policy: Policy, config: TrainConfig) -> TeacherChoic
     _, adapter = base_and_adapter(checkpoint)
     if adapter is not None:
         policy.freeze_as_teacher()
-    can_act_by_l1 = policy.can_act_by_l1(checkpoint)
-    return choose_teacher(config.phases, checkpoint, config.loss.kl_coef, can_act_by_l1, policy.is_laplace)
+    kl_coef = config.loss.kl_coef
+    return choose_teacher(config.phases, checkpoint, kl_coef, policy.can_act_by_l1, policy.is_laplace)
 
 
 def weights_fingerprint(policy: Policy) -> str:
@@ -123,7 +123,7 @@ def weights_fingerprint(policy: Policy) -> str:
         digest.update(b"laplace")
     for key, statistics in sorted(policy.info.statistics.items()):
         digest.update(f"{key} {scale_digest(statistics)}".encode())
-    head = () if policy.action_head is None else policy.action_head.named_parameters()
+    head = () if policy.l1_head is None else policy.l1_head.named_parameters()
     for name, parameter in (*policy.named_trainable_parameters(), *head):
         digest.update(name.encode())
         digest.update(parameter.detach().float().cpu().numpy().tobytes())

@@ -37,7 +37,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             frozen_weights=config.frozen_weights,
         )
         self.policy = Policy.load(config.checkpoint, options)
-        if config.mode == "l1" and not self.policy.can_act_by_l1(config.checkpoint):
+        if config.mode == "l1" and not self.policy.can_act_by_l1:
             raise BadInput(
                 f"--policy.mode=l1: {config.checkpoint} has no L1 action head; use --policy.mode=greedy"
             )

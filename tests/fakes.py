@@ -54,7 +54,7 @@ class FakePolicy(nn.Module):
     chunk_length = CHUNK_LENGTH
     action_dim = ACTION_DIM
     num_images = 1
-    action_head = None
+    l1_head = None
     is_laplace = False
     frozen_weights = "float32"
     device = kept_on = torch.device("cpu")

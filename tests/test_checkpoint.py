@@ -17,7 +17,7 @@ from tests.small_checkpoint import load_policy
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.network_config import read_network_config
-from vla.network_io import file_key, load_action_head, load_network, save_network
+from vla.network_io import file_key, load_l1_head, load_network, save_network
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")
@@ -135,8 +135,8 @@ def test_every_tensor_arrives_bit_identical_under_its_name():
 
 def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
     config = json.loads((GOLDEN / "config.json").read_text())
-    head = load_action_head(inspect_checkpoint(GOLDEN), CPU, torch.bfloat16)
-    save_network(tmp_path, load(GOLDEN), config, action_head=head)
+    head = load_l1_head(inspect_checkpoint(GOLDEN), CPU, torch.bfloat16)
+    save_network(tmp_path, load(GOLDEN), config, l1_head=head)
     same = partial(torch.testing.assert_close, rtol=0, atol=0)  # also the names and dtypes
     same(load_file(tmp_path / "model.safetensors"), load_file(GOLDEN / "model.safetensors"))
     for name in (PROPRIO, ACTION_HEAD):

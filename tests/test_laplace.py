@@ -82,7 +82,7 @@ def test_at_the_start_it_equals_its_teacher_and_the_l1_head(l1_folder, observati
     greedy = policy.act(observations, "greedy").tokens
     np.testing.assert_array_equal(greedy, by_head.tokens)
     hidden = policy.chunk_outputs(observations)[1]
-    actions = policy.action_head(hidden).detach().flatten(1).clamp(-1, 1).numpy()
+    actions = policy.l1_head(hidden).detach().flatten(1).clamp(-1, 1).numpy()
     assert np.abs(decode(greedy) - actions).max() <= HALF_A_BIN + 1e-6
 
 
@@ -103,7 +103,7 @@ def test_the_gradient_goes_through_the_frozen_head_to_the_adapters(l1_folder, ob
     tokens = policy.act(observations).tokens
     target = tokens - 8  # actions that are larger by 8 bins
     before = policy.chunk_outputs(observations)
-    head_before = [p.clone() for p in policy.action_head.parameters()]
+    head_before = [p.clone() for p in policy.l1_head.parameters()]
     optimizer = policy.make_optimizer(lr=1e-3, weight_decay=0.0)
     for _ in range(20):
         logprobs = token_logprobs(policy.chunk_logits(observations), target, 1.0)
@@ -112,7 +112,7 @@ def test_the_gradient_goes_through_the_frozen_head_to_the_adapters(l1_folder, ob
         optimizer.step()
     mean_move = (tokens - policy.act(observations).tokens).float().mean()
     assert mean_move > 2
-    assert all(map(torch.equal, policy.action_head.parameters(), head_before))
+    assert all(map(torch.equal, policy.l1_head.parameters(), head_before))
     with policy.teacher():
         torch.testing.assert_close(policy.chunk_outputs(observations)[0], before[0])
 

@@ -61,7 +61,7 @@ def test_merged_folder_is_the_adapter_on_top_of_its_base(base, observations, tmp
     torch.testing.assert_close(plain.chunk_logits(observations), expected, rtol=0, atol=1e-3)
     assert (policy.teacher_logits(observations) - expected).abs().max() > 0.1
     # The L1 head is left out where training has changed what it reads.
-    assert (plain.action_head is None) is not policy.is_laplace
+    assert (plain.l1_head is None) is not policy.is_laplace
     assert plain.num_images == policy.num_images
 
 

@@ -19,7 +19,7 @@ from tests.small_checkpoint import load_small_network, network_inputs, train_net
 from vla.adapters import add_lora
 from vla.checkpoint import inspect_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.network_io import file_key, load_action_head, load_network
+from vla.network_io import file_key, load_l1_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.tokens import PAD_ID
 
@@ -45,7 +45,7 @@ def networks() -> dict[bool, OpenVLAOFT]:
 
 @pytest.fixture(scope="module")
 def action_head() -> L1RegressionHead:
-    return load_action_head(inspect_checkpoint(GOLDEN / "checkpoint"), torch.device("cpu"), torch.float32)
+    return load_l1_head(inspect_checkpoint(GOLDEN / "checkpoint"), torch.device("cpu"), torch.float32)
 
 
 class Case:

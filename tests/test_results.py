@@ -81,12 +81,11 @@ def test_only_what_a_mode_has_not_played_is_played():
 
 
 def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_under_its_name(small, tmp_path):
-    policy = load_policy(small)
-    policy.save_adapter(tmp_path)
+    load_policy(small).save_adapter(tmp_path)
 
     def modes_of(checkpoint, *mode):
         config = EvalConfig(ModelConfig(checkpoint=str(checkpoint)), mode=mode or None)
-        return [rule.mode for rule in choose_rules(config, policy)]
+        return [rule.mode for rule in choose_rules(config, load_policy(checkpoint))]
 
     assert modes_of(small) == ["l1"]
     assert modes_of(small, "l1", "sample") == ["l1", "sample"]

@@ -85,7 +85,7 @@ def test_the_fingerprint_changes_with_any_number_that_decides(small):
     fingerprints = [weights_fingerprint(policy)]
     assert weights_fingerprint(load_policy(on_cpu(small), SUITE)) == fingerprints[0]
     trained = policy.named_trainable_parameters()[-1][1]
-    for tensor in (trained, policy.action_head.model.fc2.bias):
+    for tensor in (trained, policy.l1_head.model.fc2.bias):
         tensor.data.view(-1)[-1] += 1
         fingerprints.append(weights_fingerprint(policy))
     policy.statistics.action.q99[0] += 1

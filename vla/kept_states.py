@@ -16,20 +16,20 @@ from torch.nn.utils.rnn import pad_sequence
 from vla.preprocessing import send
 from vla.prompts import PROMPT_MULTIPLE
 
+# What a trunk computes: the hidden states (B, S, D) of a batch, and the lengths (B,) of its rows; None: none is padded.
+TrunkStates = tuple[Tensor, Tensor | None]
 # The hidden states for some observations; None for those that were not kept.
 KeptStates = Sequence[Tensor | None]
 
 
 def split_rows(hidden: Tensor, lengths: Tensor | None) -> list[Tensor]:
-    """The rows of a batch (B, S, D) as views without padding. lengths (B,); None if no row is padded."""
+    """The rows of a batch as views without padding; the arguments are `TrunkStates`."""
     if lengths is None:
         return list(hidden.unbind())
     return [row[:length] for row, length in zip(hidden, lengths.tolist(), strict=True)]
 
 
-def join_rows(
-    rows: Sequence[Tensor], prompt_length: int, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
+def join_rows(rows: Sequence[Tensor], prompt_length: int, device: torch.device) -> TrunkStates:
     """The opposite of `split_rows`: a batch on `device`, padded as `vla.prompts` pads, and the lengths of its rows.
 
     prompt_length: of the first row's prompt; all that is not prompt has the same length in every row.

@@ -19,7 +19,7 @@ from vla.eight_bits import check_device
 from vla.hub import resolve_checkpoint
 from vla.load_options import FrozenWeights, LoadOptions
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.network_io import load_action_head, load_network
+from vla.network_io import load_l1_head, load_network
 from vla.preprocessing import ImageProcessor
 from vla.prompts import load_tokenizer
 
@@ -35,7 +35,7 @@ class PolicyParts:
     tokenizer: Tokenizer
     processor: ImageProcessor
     network: OpenVLAOFT  # with new adapters
-    action_head: L1RegressionHead | None
+    l1_head: L1RegressionHead | None
     adapter: StoredAdapter | None  # the trained adapter, whose values are not yet in the network
 
 
@@ -116,6 +116,6 @@ def _load_networks(
     rank = options.lora_rank
     alpha = rank if options.lora_alpha is None else options.lora_alpha
     network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
-    head = load_action_head(info, device, dtype)
+    head = load_l1_head(info, device, dtype)
     network.l1_head = head if options.l1_student == "laplace" else None
     return network, head

@@ -16,7 +16,7 @@ from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.weights import read_pt, stream_tensors, write_pt, write_tensors
 
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
-ACTION_HEAD_FILE = "action_head--latest_checkpoint.pt"
+L1_HEAD_FILE = "action_head--latest_checkpoint.pt"
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 Head = TypeVar("Head", L1RegressionHead, ProprioProjector)
 
@@ -88,9 +88,7 @@ def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
     return None if info.proprio_file is None else read_pt(info.proprio_file)
 
 
-def load_action_head(
-    info: CheckpointInfo, device: torch.device, dtype: torch.dtype
-) -> L1RegressionHead | None:
+def load_l1_head(info: CheckpointInfo, device: torch.device, dtype: torch.dtype) -> L1RegressionHead | None:
     """The L1 regression head, or None when the folder has none."""
     if info.action_head_file is None:
         return None
@@ -112,7 +110,7 @@ def save_network(
     config: dict[str, object],
     *,
     dtype: torch.dtype = torch.bfloat16,
-    action_head: L1RegressionHead | None = None,
+    l1_head: L1RegressionHead | None = None,
     source: Path | None = None,
 ) -> None:
     """Save a network without adapters: config.json, weights in `dtype`, projector and L1 head in their own dtypes.
@@ -132,5 +130,5 @@ def save_network(
     write_tensors(folder / "model.safetensors", weights)
     if network.proprio_projector is not None:
         write_pt(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
-    if action_head is not None:
-        write_pt(folder / ACTION_HEAD_FILE, action_head.state_dict())
+    if l1_head is not None:
+        write_pt(folder / L1_HEAD_FILE, l1_head.state_dict())

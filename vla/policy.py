@@ -1,7 +1,9 @@
 """The policy: takes observations, returns action chunks and their log-probabilities.
 
-Training and evaluation use the model only through this class. Sampling (`act`) and learning (`chunk_logits`) get the
-logits from the same function, so that both use the same policy.
+Acting (`act`) and learning (`chunk_logits`) get the logits from the same function, so that both use the same policy.
+
+The network's trunk may be frozen (`vla.model`). What it computes for an observation then never changes: `act` returns
+copies of these hidden states (`Acted.kept`), and a later call that gets them as `kept` computes the top alone.
 """
 
 from __future__ import annotations
@@ -20,24 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation
-from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter, write_adapter
+from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, scale_digest, unnormalise
-from vla.kept_states import KeptStates, join_rows, split_rows, store
+from vla.kept_states import KeptStates, TrunkStates, join_rows, split_rows, store
 from vla.load_options import LoadOptions
 from vla.loading import PolicyParts, load_parts
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import Snapshot, WithoutAdapters
-from vla.tokens import (
-    FIRST_ACTION_TOKEN,
-    decode,
-    encode,
-    median_tokens,
-    sample_tokens,
-    to_env,
-    token_logprobs,
-)
+from vla.tokens import choose_tokens, decode, encode, to_env, token_logprobs
 from vla.weights import fingerprint, pt_fingerprint
 
 log = logging.getLogger(__name__)
@@ -55,12 +49,15 @@ class Acted:
     tokens: Tensor  # (B, A) int64, ids 31744..31999; A = chunk_length * action_dim, time-major
     logprobs: Tensor  # (B, A) float32, the tokens' log-probs at the given temperature
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
-    # What a frozen trunk computed, for `Policy.chunk_logits`; None where all is trained, or where it is not kept
+    # What a frozen trunk computed, for later calls; None for each observation where it is trained, or nothing is kept
     kept: KeptStates
 
 
 class Policy:
-    """A loaded policy (see `load`). Adapters and proprio projector are float32 and trainable, the rest is frozen."""
+    """A loaded policy (see `load`).
+
+    The adapters are float32 and trainable; so is the proprio projector, unless the trunk is frozen. All else is frozen.
+    """
 
     def __init__(self, parts: PolicyParts):
         info = parts.info
@@ -68,9 +65,11 @@ class Policy:
         network = parts.network
         self.info = info
         self.network = network
-        self.action_head = parts.action_head
+        self.l1_head = parts.l1_head
         # Whether tokens are drawn around the L1 head's actions, which then are the greedy tokens' actions
         self.is_laplace = network.l1_head is not None
+        # An adapter that was trained on tokens has changed what the head reads.
+        self.can_act_by_l1 = parts.l1_head is not None and (parts.adapter is None or self.is_laplace)
         self.unnorm_key = parts.unnorm_key
         self.base_model = parts.base_model
         self.frozen_weights = options.frozen_weights
@@ -86,7 +85,7 @@ class Policy:
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
         self._teacher: WithoutAdapters | Snapshot = WithoutAdapters(network)
-        # Where a frozen trunk's hidden states are kept; None: nowhere. `vla.memory` chooses.
+        # Where a frozen trunk's hidden states are kept; None: nowhere. `vla.memory.plan_update` may change it.
         self.kept_on: torch.device | None = self.device
         if network.proprio_projector is not None and network.trained_blocks is None:
             network.proprio_projector.requires_grad_(True)
@@ -122,38 +121,31 @@ class Policy:
     ) -> Acted:
         """Decide one chunk per observation. kept: see `chunk_logits`.
 
-        greedy: argmax over the 256 action tokens. median: the token at which their cumulative probability reaches one
-        half. sample: one draw per position from softmax(logits / temperature); each observation has its own CPU
-        generator, so that its draws do not depend on the batch. l1: the chunk of the regression head; its tokens are
-        the nearest ones. Raises BadInput for l1 without that head, and for non-finite logits; ValueError for another
-        mode.
+        greedy, median, sample: see `choose_tokens`; the actions are those of the tokens. l1: the actions of the
+        regression head, not rounded; the tokens are the nearest ones. Only a policy with that head can do it (see
+        `can_act_by_l1`). Raises BadInput for non-finite logits.
         """
         self.network.adapters.refresh()
-        states = self._trunk(observations, kept)
-        logits, hidden = self._top(observations, states)
-        chunk = None
-        if mode == "greedy":
-            tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
-        elif mode == "median":
-            tokens = median_tokens(logits)
-        elif mode == "sample":
-            tokens = sample_tokens(logits, temperature, generators)
-        elif mode != "l1":
-            raise ValueError(f"mode {mode}: expected greedy, median, sample or l1")
-        elif self.action_head is None:
-            raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
+        states = self._trunk_states(observations, kept)
+        logits, hidden = self._outputs(observations, states)
+        if mode == "l1":
+            assert self.l1_head is not None, "ask can_act_by_l1 first"
+            chunk = self.l1_head(hidden).float().cpu().numpy()
+            tokens = torch.from_numpy(encode(chunk)).flatten(1)
         else:
-            chunk = self.action_head(hidden).float().cpu().numpy()
-            tokens = torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
+            tokens = choose_tokens(logits, mode, temperature, generators)
         logprobs = token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
             raise BadInput(
                 "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
                 "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
-        actions = self.actions(tokens.cpu().numpy()) if chunk is None else self.scaled(chunk)
-        to_keep = self._copies_to_keep(states, len(observations)) if kept is None else kept
-        return Acted(tokens.cpu(), logprobs, actions, to_keep)
+        tokens = tokens.cpu()
+        if mode != "l1":
+            chunk = decode(tokens.numpy()).reshape(len(tokens), self.chunk_length, self.action_dim)
+        if kept is None:
+            kept = [None] * len(observations) if states is None else store(split_rows(*states), self.kept_on)
+        return Acted(tokens, logprobs, self.env_actions(chunk), kept)
 
     def chunk_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
         """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v.
@@ -170,15 +162,15 @@ class Policy:
         # A batch of 1 would be compiled by itself, which takes a minute. Updates rarely have one: it is computed twice.
         copies = 2 if len(observations) == 1 and self.network.is_compiled and torch.is_grad_enabled() else 1
         computed = list(observations) * copies
-        states = self._trunk(computed, None if kept is None else list(kept) * copies)
-        logits, hidden = self._top(computed, states)
+        states = self._trunk_states(computed, None if kept is None else list(kept) * copies)
+        logits, hidden = self._outputs(computed, states)
         return logits[: len(observations)], hidden[: len(observations)]
 
     @torch.no_grad()
-    def _trunk(
+    def _trunk_states(
         self, observations: Sequence[Observation], kept: KeptStates | None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """What a frozen trunk computes, hidden states (B, S, D) and lengths (B,); None if the trunk is trained, too.
+    ) -> TrunkStates | None:
+        """What a frozen trunk computes; None if the trunk is trained, too.
 
         Only the rows that are not in `kept` are computed.
         """
@@ -192,40 +184,24 @@ class Policy:
         rows = [next(computed) if row is None else row for row in known]
         return join_rows(rows, self.model_inputs.prompt_length(observations[0]), self.device)
 
-    def _top(
-        self, observations: Sequence[Observation], states: tuple[Tensor, Tensor | None] | None
+    def _outputs(
+        self, observations: Sequence[Observation], states: TrunkStates | None
     ) -> tuple[Tensor, Tensor]:
-        """Logits and last hidden states; from the observations themselves where there is no frozen trunk."""
+        """Logits and last hidden states: from a frozen trunk's states, or else from the observations themselves."""
         if states is None:
             return self._run("forward", *self.model_inputs(observations))
         return self._run("top", *states)
 
-    def _copies_to_keep(self, states: tuple[Tensor, Tensor | None] | None, count: int) -> KeptStates:
-        """Copies of the rows of what `_trunk` has computed for `count` observations, where they are to be kept."""
-        return [None] * count if states is None else store(split_rows(*states), self.kept_on)
-
     def _run(self, part: Part, *arguments: Tensor | None) -> Any:
-        """The results of the network's method `part`."""
+        """The results of the network's method of the name `part`; where CUDA graphs are used, of its recording."""
         if self._graphs is not None:
             return self._graphs.run(part, *arguments)
         return getattr(self.network, part)(*arguments)
 
-    def actions(self, tokens: np.ndarray) -> np.ndarray:
-        """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
-        return self.scaled(decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim))
-
-    def scaled(self, normalised: np.ndarray) -> np.ndarray:
+    def env_actions(self, normalised: np.ndarray) -> np.ndarray:
         """Normalised actions (B, chunk_length, action_dim) in the env's units and conventions, float64."""
         actions = unnormalise(normalised, self.statistics.action)
         return to_env(actions) if self._has_libero_gripper else actions
-
-    def can_act_by_l1(self, checkpoint: str) -> bool:
-        """Whether the policy of `checkpoint`, on this network, can act by the L1 head.
-
-        A trained adapter cannot if it was trained on tokens: it has changed what the head reads.
-        """
-        _, adapter = base_and_adapter(checkpoint)
-        return self.action_head is not None and (adapter is None or self.is_laplace)
 
     # Teacher
 
@@ -259,7 +235,7 @@ class Policy:
     # Training
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Adapters and proprio projector, always in the same order."""
+        """All that is trained, always in the same order."""
         return list(self._trainable)
 
     def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:

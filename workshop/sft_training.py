@@ -240,9 +240,9 @@ def regression_loss(
 ) -> tuple[Tensor, Tensor]:
     """openvla-oft's loss of an L1 head, the mean absolute error of normalised actions (B, 8, D), and the share of
     actions that become the right token; both ()."""
-    assert policy.action_head is not None
+    assert policy.l1_head is not None
     _, hidden = policy.chunk_outputs(observations)
-    predicted = policy.action_head(hidden.float())
+    predicted = policy.l1_head(hidden.float())
     loss = (predicted - actions.to(predicted)).abs().mean()
     predicted_tokens = encode(predicted.detach().cpu().numpy())
     return loss, loss.new_tensor((predicted_tokens == encode(actions.numpy())).mean())

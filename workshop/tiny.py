@@ -56,7 +56,7 @@ def make_tiny_checkpoint(
         head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if l1_head else None
     token_ids = load_tokenizer(out).get_vocab().values()
     _initialise(network, token_ids, torch.Generator().manual_seed(seed))
-    save_network(out, network, config, dtype=dtype, action_head=head)
+    save_network(out, network, config, dtype=dtype, l1_head=head)
     return out
 
 

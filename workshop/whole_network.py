@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from contracts import Observation, read_json, write_json
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.network_io import load_action_head, load_network, save_network
+from vla.network_io import load_l1_head, load_network, save_network
 from vla.optimizer import make_optimizer
 from vla.preprocessing import ImageProcessor, Inputs
 from vla.prompts import load_tokenizer
@@ -42,13 +42,13 @@ class WholeNetwork:
         tokenizer = load_tokenizer(info.weights_folder)
         self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, device)
         self.network = load_network(info, CHUNK_LENGTH * statistics.action.dim, device, torch.float32)
-        self.action_head = load_action_head(info, device, torch.float32) if trains_l1_head else None
+        self.l1_head = load_l1_head(info, device, torch.float32) if trains_l1_head else None
         self.network.requires_grad_(True)
         rows = self.network.language_model.lm_head.weight
         # The log-sum-exp of the logits of all other ids, which are 0 once their rows are.
         self.other_logsumexp = math.log(len(rows) - NUM_BINS)
-        if self.action_head is not None:
-            self.action_head.requires_grad_(True)
+        if self.l1_head is not None:
+            self.l1_head.requires_grad_(True)
             rows.requires_grad_(False)
         else:
             with torch.no_grad():
@@ -62,8 +62,8 @@ class WholeNetwork:
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         named_parameters = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
-        if self.action_head is not None:
-            named_parameters += self.action_head.named_parameters(prefix="action_head")
+        if self.l1_head is not None:
+            named_parameters += self.l1_head.named_parameters(prefix="l1_head")
         return named_parameters
 
     def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -87,5 +87,5 @@ class WholeNetwork:
         config["torch_dtype"] = "bfloat16"
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": "bfloat16"}
         source = self.info.weights_folder
-        save_network(folder, self.network, config, action_head=self.action_head, source=source)
+        save_network(folder, self.network, config, l1_head=self.l1_head, source=source)
         write_json(folder / STATISTICS_FILE, statistics)
