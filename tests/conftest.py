@@ -12,8 +12,9 @@ from hypothesis import settings
 from command_line import STOP_SIGNALS
 from contracts import Observation
 from rl import launcher
-from tests.small_checkpoint import SUITE, make_small_checkpoint
+from tests.small_checkpoint import SUITE, load_policy, make_small_checkpoint
 from vla.dataset_statistics import load_statistics
+from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
@@ -39,6 +40,12 @@ def small_one_image(tmp_path_factory) -> Path:
     """A small random checkpoint: one image, no proprio and no L1 head. Nobody may change it."""
     folder = tmp_path_factory.mktemp("small_one_image") / "checkpoint"
     return make_small_checkpoint(folder, num_images=1, proprio=False)
+
+
+@pytest.fixture
+def policy(small) -> Policy:
+    """That of the small checkpoint, on the CPU."""
+    return load_policy(small)
 
 
 @pytest.fixture(scope="session")

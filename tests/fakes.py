@@ -192,6 +192,11 @@ class Recorder:
             parameter.grad = None
 
 
+def assert_same_bits(actual: Any, expected: Any) -> None:
+    """That tensors and numbers are equal, also in lists and dictionaries."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 def parameters_of(policy: FakePolicy) -> list[Tensor]:
     """Copies of the trainable parameters."""
     return [p.detach().clone() for _, p in policy.named_trainable_parameters()]

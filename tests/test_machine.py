@@ -9,8 +9,6 @@ from contracts import GIB
 from envs import machine
 from envs.machine import free_main_memory, usable_cores
 
-MEMBERSHIP = "0::/slice/job\n"
-
 
 @pytest.fixture
 def limits(tmp_path, monkeypatch):
@@ -33,51 +31,35 @@ def limits(tmp_path, monkeypatch):
     usable_cores.cache_clear()
 
 
+VERSION_2 = {
+    "slice/job/cpu.max": "max 100000\n",
+    "slice/cpu.max": "400000 100000\n",
+    "slice/memory.max": str(16 * GIB),
+    "slice/memory.current": str(10 * GIB),
+    "slice/memory.stat": f"anon 7\ninactive_file {3 * GIB}\n",
+}
+VERSION_1 = {
+    "cpu,cpuacct/cpu.cfs_quota_us": "300000",
+    "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    "cpu,cpuacct/job/cpu.cfs_quota_us": "-1",
+    "cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+    "memory/job/memory.limit_in_bytes": str(16 * GIB),
+    "memory/job/memory.usage_in_bytes": str(10 * GIB),
+    "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {2 * GIB}\n",
+}
+
+
 @pytest.mark.parametrize(
-    ("membership", "files", "cores"),
+    ("membership", "files", "cores", "gib"),
     [
-        ("", {}, 16),
-        (MEMBERSHIP, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
-        (MEMBERSHIP, {"cpu.max": "50000 100000\n"}, 1),  # a container sees only its own part of the path
-        ("4:cpu:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 16),
-        (
-            "4:cpu,cpuacct:/job\n",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            3,
-        ),
+        ("", {}, 16, 30),
+        ("0::/slice/job\n", VERSION_2, 4, 9),
+        ("0::/slice/job\n", {"cpu.max": "50000 100000\n"}, 1, 30),  # a container sees only a part of the path
+        ("4:cpu,cpuacct:/job\n5:memory:/job\n0::/\n", VERSION_1, 3, 8),
     ],
 )
-def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership, files, cores):
+def test_cores_and_free_memory_are_the_machines_or_fewer_by_a_limit(limits, membership, files, cores, gib):
+    """Cached files in a limited memory count as free."""
     limits(membership, files)
     assert usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "gib"),
-    [
-        ("", {}, 30),
-        (
-            MEMBERSHIP,
-            {
-                "slice/memory.max": str(16 * GIB),
-                "slice/memory.current": str(10 * GIB),
-                "slice/memory.stat": f"anon 7\ninactive_file {3 * GIB}\n",
-            },
-            9,
-        ),
-        (
-            "4:memory:/job\n0::/\n",
-            {
-                "memory/job/memory.limit_in_bytes": str(16 * GIB),
-                "memory/job/memory.usage_in_bytes": str(10 * GIB),
-                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {2 * GIB}\n",
-            },
-            8,
-        ),
-    ],
-)
-def test_free_memory_is_the_kernels_or_less_by_a_limit_whose_cached_files_are_free(
-    limits, membership, files, gib
-):
-    limits(membership, files)
     assert free_main_memory() == pytest.approx(gib)

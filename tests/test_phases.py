@@ -14,7 +14,9 @@ steps = st.integers(0, 200)
 
 
 @given(step=steps, warmup=steps, transition=steps)
-def test_phase_is_given_by_the_intervals_alone(step, warmup, transition):
+def test_phase_is_given_by_the_intervals_alone_and_without_warmup_all_is_rl(step, warmup, transition):
+    without = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
+    assert (phase_at(step, without).phase, phase_at(step, without).epsilon) == (Phase.RL, 0.0)
     intervals = {
         Phase.WARMUP: range(0, warmup),
         Phase.TRANSITION: range(warmup, warmup + transition),
@@ -42,13 +44,6 @@ def test_with_the_student_as_its_actor_the_warmup_has_no_teachers_decisions_and_
     assert [phase_at(step, student).epsilon for step in (0, 99, 100, 150, 200)] == [0, 0, 1, 0.5, 0]
     assert phase_at(50, student).distils
     assert all(phase_at(step, student) == phase_at(step, teacher) for step in range(100, 300, 7))
-
-
-@given(step=steps, warmup=steps, transition=steps)
-def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, transition):
-    phases = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
-    assert phase_at(step, phases).phase is Phase.RL
-    assert phase_at(step, phases).epsilon == 0.0
 
 
 @given(warmup=st.integers(1, 60_000), n_steps=st.integers(500, 9_000), overshoot=st.integers(0, 300))

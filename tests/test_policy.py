@@ -26,11 +26,6 @@ from vla.tokens import decode, encode, to_env, token_logprobs
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.fixture
-def policy(small):
-    return load_policy(small)
-
-
 # Acting
 
 

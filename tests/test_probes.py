@@ -14,16 +14,10 @@ from probes import (
     image_probe,
     made_up_observation,
 )
-from tests.fakes import FakePolicy, observation, parameters_of
-from tests.small_checkpoint import load_policy
+from tests.fakes import FakePolicy, assert_same_bits, observation, parameters_of
 from vla.tokens import token_logprobs
 
 SEEN = observation(0.3, -0.2, 0.9)
-
-
-@pytest.fixture
-def policy(small):
-    return load_policy(small)
 
 
 def test_a_sound_policy_passes(policy):
@@ -79,7 +73,7 @@ def test_a_policy_that_follows_its_optimizer_gains_what_the_slope_promises_and_i
     before = parameters_of(policy)
     gain = float(check_learning(policy, SEEN, 2).split()[-1])
     assert gain == pytest.approx(0.2, rel=0.05)  # the fake's logits are linear in its parameters
-    assert all(torch.equal(new, old) for new, old in zip(parameters_of(policy), before, strict=True))
+    assert_same_bits(parameters_of(policy), before)
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 

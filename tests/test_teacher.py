@@ -1,14 +1,8 @@
 """The two kinds of teacher: the policy as pretrained, and as it was when training began from an adapter."""
 
-import pytest
 import torch
 
 from tests.small_checkpoint import every_kind, load_policy, train_a_little
-
-
-@pytest.fixture
-def policy(small):
-    return load_policy(small)
 
 
 @every_kind

@@ -17,6 +17,7 @@ import train_grpo
 from envs import pool
 from tests.end_to_end import reach
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run, records_of, run_command
+from tests.fakes import assert_same_bits
 from tests.stored_runs import comparable_metrics
 
 
@@ -33,24 +34,7 @@ def trainer_of(run: Path) -> dict:
 
 def assert_same_run(run: Path, straight: Path) -> None:
     assert comparable_metrics(run) == comparable_metrics(straight)
-    weights = weights_of(run)
-    expected = weights_of(straight)
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
-def assert_same_critic_memory(critic: dict, expected: dict) -> None:
-    """The episodes that the critic remembers, by task: pairs of states and return."""
-    assert critic.keys() == expected.keys()
-    num_episodes = 0
-    for task_id, episodes in expected.items():
-        for (states, episode_return), (other_states, other_return) in zip(
-            critic[task_id], episodes, strict=True
-        ):
-            assert torch.equal(states, other_states)
-            assert episode_return == other_return
-            num_episodes += 1
-    assert num_episodes > 0
+    assert_same_bits(weights_of(run), weights_of(straight))
 
 
 @pytest.fixture
@@ -116,5 +100,5 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     for field in ("task_success", "drawn"):
         assert trainer["state"][field] == expected["state"][field]
     assert set(trainer["state"]["drawn"]) == {0, 1}
-    assert trainer["critic"]["trust"] == expected["critic"]["trust"]
-    assert_same_critic_memory(trainer["critic"]["episodes"], expected["critic"]["episodes"])
+    assert any(expected["critic"]["episodes"].values())
+    assert_same_bits(trainer["critic"], expected["critic"])
