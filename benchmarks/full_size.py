@@ -27,7 +27,8 @@ from benchmarks.growing import add_noise, grow, sizes_fit
 from command_line import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
 from vla.checkpoint import inspect_checkpoint
-from vla.model import OpenVLAOFT, ProprioProjector
+from vla.heads import ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.network_config import read_network_config
 from vla.network_io import load_network, save_network
 from workshop.sft_config import TinySize

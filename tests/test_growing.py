@@ -12,7 +12,8 @@ from benchmarks.full_size import SMALL_SIZE, build_on_meta, full_size_config, wr
 from benchmarks.growing import grow, sizes_fit
 from contracts import BadInput, read_json
 from tests.small_checkpoint import GROWABLE, GROWN, load_policy
-from vla.model import OpenVLAOFT, ProprioProjector
+from vla.heads import ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.network_config import read_network_config
 from vla.preprocessing import synthetic_observations
 from workshop.sft_config import TinySize

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from tests.small_checkpoint import load_small_network, network_inputs
 from tests.test_checkpoint import PUBLIC_CONFIG
 from vla.adapters import AdaptedLayers, add_lora
+from vla.heads import ProprioProjector
 from vla.lora import LoraConv2d, LoraLinear
-from vla.model import OpenVLAOFT, ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.network_config import read_network_config
 
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}}

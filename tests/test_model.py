@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from tests.small_checkpoint import load_small_network, network_inputs, train_network_a_little
 from vla.adapters import add_lora
 from vla.checkpoint import inspect_checkpoint
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.heads import L1RegressionHead, ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.network_io import file_key, load_l1_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.tokens import PAD_ID

@@ -16,9 +16,10 @@ from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, scale_digest, select_key
 from vla.device import choose_device, limit_memory
 from vla.eight_bits import check_device
+from vla.heads import L1RegressionHead
 from vla.hub import resolve_checkpoint
 from vla.load_options import FrozenWeights, LoadOptions
-from vla.model import L1RegressionHead, OpenVLAOFT
+from vla.model import OpenVLAOFT
 from vla.network_io import load_l1_head, load_network
 from vla.preprocessing import ImageProcessor
 from vla.prompts import load_tokenizer

@@ -1,6 +1,6 @@
 """OpenVLA-OFT: two vision transformers, a projector and a Llama that decodes a whole action chunk in one pass.
 
-The language model's input is, for a prompt of P ids (BOS first, 29871 last) and N image and proprio tokens,
+The language model's input is, for a prompt of P ids (BOS first, EMPTY_TOKEN_ID last) and N image and proprio tokens,
 
     [BOS] [N image and proprio tokens] [prompt 1 .. P-1] [A zero vectors] [</s>]
 
@@ -29,6 +29,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from vla.adapters import AdaptedLayers
+from vla.heads import L1RegressionHead, Projector, ProprioProjector
 from vla.lora import LoraLinear
 from vla.network_config import NetworkConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID, laplace_logits
@@ -75,90 +76,16 @@ def _linear_maps(module: nn.Module, fused_name: str, names: tuple[str, ...], x: 
     return tuple(getattr(module, name)(x) for name in names)
 
 
-class Projector(nn.Module):
-    """Turns image features into tokens of the language model: (B, patches, vision_dim) -> (B, patches, llm_dim)."""
-
-    def __init__(self, vision_dim: int, llm_dim: int):
-        super().__init__()
-        self.fc1 = nn.Linear(vision_dim, 4 * vision_dim)
-        self.fc2 = nn.Linear(4 * vision_dim, llm_dim)
-        self.fc3 = nn.Linear(llm_dim, llm_dim)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
-
-
-class ProprioProjector(nn.Module):
-    """Turns the robot's state into one token of the language model; a `.pt` file of its own holds its state dict."""
-
-    def __init__(self, proprio_dim: int, llm_dim: int):
-        super().__init__()
-        self.fc1 = nn.Linear(proprio_dim, llm_dim)
-        self.fc2 = nn.Linear(llm_dim, llm_dim)
-        self.proprio_dim = proprio_dim
-
-    def forward(self, proprio: Tensor) -> Tensor:
-        """Normalised proprio (B, proprio_dim) -> token (B, llm_dim)."""
-        return self.fc2(F.gelu(self.fc1(proprio)))
-
-    @staticmethod
-    def sizes(state: dict[str, Tensor]) -> tuple[int, int]:
-        """The arguments of the constructor, from a state dict."""
-        llm_dim, proprio_dim = state["fc1.weight"].shape
-        return proprio_dim, llm_dim
-
-
-class ResidualBlock(nn.Module):
-    """A layer of the L1 head: (..., dim) -> (..., dim)."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.ffn(x)
-
-
-class ResidualMLP(nn.Module):
-    """All layers of the L1 head: (..., input_dim) -> (..., output_dim)."""
-
-    def __init__(self, num_blocks: int, input_dim: int, hidden_dim: int, output_dim: int):
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(input_dim)
-        self.fc1 = nn.Linear(input_dim, hidden_dim)
-        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(num_blocks))
-        self.layer_norm2 = nn.LayerNorm(hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, output_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.fc1(self.layer_norm1(x)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        # In float32, because bfloat16 would round the actions to half a bin.
-        return F.linear(self.layer_norm2(x).float(), self.fc2.weight.float(), self.fc2.bias.float())
-
-
-class L1RegressionHead(nn.Module):
-    """Predicts normalised actions from the hidden states at the action positions; it has a `.pt` file, too."""
-
-    def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
-        super().__init__()
-        # The input for one action is the concatenated hidden states of its `action_dim` tokens.
-        self.model = ResidualMLP(num_blocks, llm_dim * action_dim, hidden_dim, action_dim)
-        self.action_dim = action_dim
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden (B, A, llm_dim) after the final norm -> (B, chunk_length, action_dim), not clipped to [-1, 1]."""
-        batch, num_tokens, llm_dim = hidden.shape
-        return self.model(hidden.reshape(batch, num_tokens // self.action_dim, self.action_dim * llm_dim))
-
-    @staticmethod
-    def sizes(state: dict[str, Tensor]) -> tuple[int, int, int, int]:
-        """The arguments of the constructor, from a state dict."""
-        hidden_dim, input_dim = state["model.fc1.weight"].shape
-        action_dim = state["model.fc2.weight"].shape[0]
-        num_blocks = len({key.split(".")[2] for key in state if key.startswith("model.mlp_resnet_blocks.")})
-        return num_blocks, input_dim // action_dim, hidden_dim, action_dim
+def configure_compiler() -> None:
+    """Set the options of torch.compile, which are the process's, for a compiled network."""
+    # torch makes separate code for student and teacher, with and without gradient, for each prompt length, and for a
+    # batch of 1; one code serves all larger batches (see `OpenVLAOFT.run_block`).
+    torch._dynamo.config.recompile_limit = 64
+    # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
+    torch._functorch.config.activation_memory_budget = 0.8
+    # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. (Older versions lack this.)
+    if hasattr(torch._functorch.config, "autograd_cache_allow_custom_autograd_functions"):
+        torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
 
 
 class OpenVLAOFT(nn.Module):
@@ -181,8 +108,8 @@ class OpenVLAOFT(nn.Module):
         self.trained_blocks: int | None = None
         self._first_layer_of_top = 0
         self._count_blocks([*self.vision_backbone.computed_blocks, *self.language_model.model.layers])
-        # How many blocks recompute their activations in the backward pass: the first in training, so those of vision
-        # come first, which save more memory for the time that recomputing takes.
+        # How many blocks recompute their activations in the backward pass: the first ones of those in training. Vision
+        # comes first, where recomputing saves the most memory for the time that it takes.
         self.recomputed_blocks = 0
         # The functions that run a block, or their compiled versions
         self._vit_block: Callable[..., Tensor] = vit_block
@@ -217,15 +144,7 @@ class OpenVLAOFT(nn.Module):
         return self._llama_block is not llama_block
 
     def compile_blocks(self) -> None:
-        """Compile the blocks with torch.compile, which fuses their small operations."""
-        # torch makes separate code for student and teacher, with and without gradient, for each prompt length, and for
-        # a batch of 1; one code serves all larger batches (see `run_block`).
-        torch._dynamo.config.recompile_limit = 64
-        # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
-        torch._functorch.config.activation_memory_budget = 0.8
-        # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. (Older versions lack this.)
-        if hasattr(torch._functorch.config, "autograd_cache_allow_custom_autograd_functions"):
-            torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+        """Compile the blocks with torch.compile, which fuses their small operations; see `configure_compiler`."""
         self._vit_block = torch.compile(vit_block)
         self._llama_block = torch.compile(llama_block)
 
@@ -302,10 +221,10 @@ class OpenVLAOFT(nn.Module):
         first: int = 0,
         end: int | None = None,
     ) -> Tensor:
-        """Run the language model's blocks from `first` to `end`: (B, S, D) -> (B, S, D).
+        """Run the language model's blocks from `first` to `end`: (B, S, D) -> (B, S, D); with `positions` (B, A, D).
 
-        lengths (B,): of the rows without padding; None if there is none. positions (B, A): what the last of all blocks
-        computes, (B, A, D), because nobody reads its other outputs.
+        lengths (B,): of the rows without padding; None if there is none. positions (B, A): those that are read of what
+        the model's last block computes, if it is among the blocks. That block computes no others.
         """
         llama = self.language_model.model
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.

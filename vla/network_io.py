@@ -12,7 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from contracts import BadInput, write_json
 from vla.checkpoint import PROPRIO_PREFIX, CheckpointInfo
 from vla.eight_bits import QUANTISED, quantise
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.heads import L1RegressionHead, ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.weights import read_pt, stream_tensors, write_pt, write_tensors
 
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"

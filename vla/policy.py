@@ -28,6 +28,7 @@ from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, scale_di
 from vla.kept_states import KeptStates, TrunkStates, join_rows, split_rows, store
 from vla.load_options import LoadOptions
 from vla.loading import PolicyParts, load_parts
+from vla.model import configure_compiler
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import Snapshot, WithoutAdapters
@@ -94,6 +95,7 @@ class Policy:
         is_compiled = options.compile == "on" or (uses_graphs and self.num_frozen >= WORTH_COMPILING)
         self._graphs = GraphedNetwork(network) if uses_graphs else None
         if is_compiled:
+            configure_compiler()
             network.compile_blocks()
         # Whether the passes of an update should have few different sizes (`vla.pass_sizes`)
         self.few_sizes = uses_graphs and is_compiled

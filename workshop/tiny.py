@@ -13,7 +13,8 @@ from torch import nn
 
 from contracts import read_json, write_json
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.heads import L1RegressionHead, ProprioProjector
+from vla.model import OpenVLAOFT
 from vla.network_config import read_network_config
 from vla.network_io import save_network
 from vla.prompts import load_tokenizer
