@@ -72,9 +72,8 @@ def test_ranks_play_other_episodes_each_as_one_process_would_and_know_all(both, 
     assert not started[0] & started[1]
     trajectories = both[0]["rollout"]["trajectories"]
     assert trajectories == both[1]["rollout"]["trajectories"]
-    assert {(episode.task_id, episode.init_state_id) for episode, *_ in trajectories} <= started[0] | started[
-        1
-    ]
+    kept = {(episode.task_id, episode.init_state_id) for episode, *_ in trajectories}
+    assert kept <= started[0] | started[1]
     expected = {episode.index: rest for episode, *rest in alone["rollout"]["trajectories"]}
     shared = [(episode.index, rest) for episode, *rest in trajectories if episode.index in expected]
     assert len(shared) > 4
@@ -104,11 +103,11 @@ def test_an_evaluation_is_divided_and_its_result_is_that_of_one_process(both, al
 
 
 def test_one_differing_bit_is_found(both):
-    assert all("the ranks no longer train the same policy" in rank["drift"] for rank in both)
+    assert [rank["drift"] for rank in both] == [True, True]
 
 
 def test_a_rank_that_dies_ends_the_others(both):
-    assert both[0]["lost"].startswith("rank 0: another rank has stopped")
+    assert both[0]["lost"]
 
 
 # starting

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,15 +120,20 @@ def results(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def drift_found(ranks: Ranks) -> str:
+def drift_is_found(ranks: Ranks) -> bool:
+    """Whether the ranks see that a parameter differs by one bit."""
     parameter = nn.Parameter(torch.ones(3))
     ranks.check_same_parameters([parameter])
-    parameter.data[1] += 2.0**-23 * ranks.rank  # one bit
+    parameter.data[1] += 2.0**-23 * ranks.rank
+    return is_raised(SelfCheckError, lambda: ranks.check_same_parameters([parameter]))
+
+
+def is_raised(kind: type[BaseException], call: Callable[[], object]) -> bool:
     try:
-        ranks.check_same_parameters([parameter])
-    except SelfCheckError as error:
-        return str(error)
-    return "not found"
+        call()
+    except kind:
+        return True
+    return False
 
 
 def main() -> None:
@@ -135,15 +141,12 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks = join_ranks("cpu")
     report = results(ranks)
-    report["drift"] = drift_found(ranks)
+    report["drift"] = drift_is_found(ranks)
     ranks.gather(None)
     if not ranks.is_main:
         torch.save(report, folder / "rank_1.pt")
         os._exit(9)  # as a kill would
-    try:
-        ranks.gather("anyone?")
-    except RanksLost as lost:
-        report["lost"] = str(lost)
+    report["lost"] = is_raised(RanksLost, lambda: ranks.gather("anyone?"))
     torch.save(report, folder / "rank_0.pt")
 
 

@@ -1,7 +1,5 @@
 """What a user can get wrong ends in one line that says what to do, exit code 2, and an untouched disk."""
 
-import os
-import shutil
 import sys
 
 import pytest
@@ -29,21 +27,11 @@ def refused(monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def truncated(checkpoint, tmp_path):
-    """A checkpoint whose download stopped half-way."""
-    folder = shutil.copytree(checkpoint, tmp_path / "truncated")
-    weights = folder / "model.safetensors"
-    os.truncate(weights, weights.stat().st_size // 2)
-    return folder
-
-
-def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke, truncated, tmp_path):
+def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke, tmp_path):
     runs = tmp_path / "runs"
     for flags, named in (
         (["--task-id", "10"], "no task 10"),
         (["--checkpoint", str(tmp_path / "nothing")], str(tmp_path / "nothing")),
-        (["--checkpoint", str(truncated)], "model.safetensors"),
         (["--unnorm-key", "bridge_orig"], "libero_spatial_no_noops"),
         (["--train-init-states", "0", "41"], "--train-init-states"),
     ):
