@@ -54,6 +54,11 @@ def policy_on_gpu(folder, **options) -> Policy:
     return policy
 
 
+def test_pixel_values_have_the_same_bits_as_on_a_cpu(small, observations):
+    pixels = policy_on_gpu(small).model_inputs(observations)[0]
+    assert torch.equal(pixels.cpu(), load_policy(small).model_inputs(observations)[0])
+
+
 def decided_and_learned(policy: Policy, observations) -> list[torch.Tensor]:
     """Logits when deciding, as student and as teacher, and logits and gradients when learning from what was kept."""
     for _, parameter in policy.named_trainable_parameters():

@@ -56,11 +56,11 @@ class Case:
         self.arrays = np.load(GOLDEN / f"case_{name}.npz")
         self.uses_proprio = name.endswith("proprio")
         processor = ImageProcessor.load(GOLDEN / "checkpoint")
-        images = [[_model_input(i) for i in row] for row in self["image_index"]]
+        images = torch.from_numpy(np.array([[_model_input(i) for i in row] for row in self["image_index"]]))
         prompts, lengths = self._prompts()
         is_padded = len(set(lengths)) > 1
         self.inputs = (
-            torch.from_numpy(pixel_values(np.array(images), processor)),
+            pixel_values(images, *processor.normalisation(images.device)),
             prompts,
             torch.tensor(lengths) if is_padded else None,
             self._proprio(),

@@ -2,7 +2,7 @@
 
     frames uint8 (..., n, 256, 256, 3)
       -- model_input_images --> uint8 (..., n, S, S, 3)    the processing of the training data (vla/images.py)
-      -- pixel_values -->       float32 (..., 6n, S, S)    the normalisation of the checkpoint's image processor
+      -- pixel_values -->       float32 (B, 6n, S, S)      the normalisation of the checkpoint's image processor
 
 Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/extern/hf/processing_prismatic.py.
 """
@@ -53,6 +53,12 @@ class ImageProcessor:
         """S: 224 in real checkpoints."""
         return self.input_sizes[0][1]
 
+    def normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, (2, 3, 1, 1) float32: backbone, RGB."""
+        means = torch.tensor([backbone.mean for backbone in self.tvf_normalize_params], device=device)
+        stds = torch.tensor([backbone.std for backbone in self.tvf_normalize_params], device=device)
+        return means[..., None, None], stds[..., None, None]
+
     @classmethod
     def load(cls, folder: Path) -> "ImageProcessor":
         """Read it from a checkpoint folder. Raises BadInput for settings that are not supported."""
@@ -77,7 +83,7 @@ class Inputs:
         # Frames (..., H, W, 3) -> (..., S, S, 3), uint8. Simulators call this function in their own processes; their
         # observations are then marked as `prepared`.
         self.prepare_images = partial(model_input_images, image_size=self.processor.image_size)
-        self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
+        self._normalisation = self.processor.normalisation(self.device)
         self._prompt_ids = lru_cache(partial(prompt_ids, self.tokenizer))
 
     def __call__(
@@ -85,10 +91,7 @@ class Inputs:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of OpenVLAOFT.forward: pixel values, prompt ids, prompt lengths, proprio."""
         images = np.stack([self.images_of(observation) for observation in observations])
-        if self.device.type == "cpu":
-            pixels = torch.from_numpy(pixel_values(images, self.processor))
-        else:
-            pixels = pixel_values_on_device(send(torch.from_numpy(images), self.device), self._levels)
+        pixels = pixel_values(send(torch.from_numpy(images), self.device), *self._normalisation)
         prompts = [torch.tensor(self._prompt_ids(observation.instruction)) for observation in observations]
         ids, lengths = pad_prompts(prompts)
         if lengths is not None:
@@ -117,40 +120,15 @@ class Inputs:
         return send(torch.from_numpy(normalised).float(), self.device)
 
 
-def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
-    """Normalise images: uint8 (..., n, S, S, 3) -> float32 (..., 6n, S, S); per image 3 for DINOv2, 3 for SigLIP."""
-    *batch, num_images, size, _, _ = images.shape
-    pixels = np.empty((*batch, num_images, 2, 3, size, size), dtype=np.float32)
-    levels = normalised_levels(processor)
-    for index in np.ndindex(*batch, num_images, 2, 3):
-        *image_index, backbone, channel = index
-        plane = images[tuple(image_index)][..., channel]
-        # mode="clip", because the default mode writes to a buffer first. It clips nothing: no level is above 255.
-        np.take(levels[backbone, channel], plane, out=pixels[index], mode="clip")
-    return pixels.reshape(*batch, 6 * num_images, size, size)
+def pixel_values(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Normalise images: uint8 (B, n, S, S, 3) -> float32 (B, 6n, S, S); per image 3 for DINOv2, 3 for SigLIP.
 
-
-def pixel_values_on_device(images: Tensor, levels: Tensor) -> Tensor:
-    """The same as `pixel_values` on a GPU: images (B, n, S, S, 3) uint8 -> (B, 6n, S, S) float32.
-
-    levels: `normalised_levels`, (2, 3, 256).
+    mean, std: see `ImageProcessor.normalisation`.
     """
-    channels = torch.arange(6, device=images.device).view(2, 3, 1, 1)
-    planes = images.permute(0, 1, 4, 2, 3).unsqueeze(2).int()  # (B, n, 1, 3, S, S)
-    return levels.flatten()[planes + 256 * channels].flatten(1, 3)
-
-
-@lru_cache(maxsize=4)
-def normalised_levels(processor: ImageProcessor) -> np.ndarray:
-    """The normalised value of each of the 256 grey levels, float32 (2, 3, 256): backbone, RGB, level.
-
-    Looking the values up in this table gives the same numbers as computing them, and is faster.
-    """
-    levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    normalisations = processor.tvf_normalize_params
-    means = np.array([backbone.mean for backbone in normalisations], dtype=np.float32)[..., None]
-    stds = np.array([backbone.std for backbone in normalisations], dtype=np.float32)[..., None]
-    return (levels - means) / stds
+    planes = images.permute(0, 1, 4, 2, 3).contiguous().unsqueeze(2)  # (B, n, 1, 3, S, S)
+    # A tensor, because a GPU would multiply by 1 / 255 for a plain number, which rounds differently.
+    largest_level = mean.new_full((), 255.0)
+    return ((planes / largest_level - mean) / std).flatten(1, 3)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
