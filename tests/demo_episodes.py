@@ -1,6 +1,5 @@
 """Made-up demonstrations for tests: every frame looks different and has its own actions."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from contracts import Observation
 from envs.env import IMAGE_SIZE
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
-from workshop.demos import DemosArgs
 
 FRAMES = 4
 FRAME_GAP = 8  # env steps from frame to frame
@@ -59,15 +57,3 @@ def observations_of(episodes: Sequence[DemoEpisode]) -> list[Observation]:
         for i, episode in enumerate(episodes)
         for images, proprio in zip(raw_images(i), episode.proprio, strict=True)
     ]
-
-
-class DiesAtFirst:
-    """In place of workshop.demos.Player: the process dies in the first episode."""
-
-    def __init__(self, args: DemosArgs) -> None:
-        pass
-
-    def __call__(self, episode_id: tuple[int, int]) -> str:
-        if episode_id[1] == 0:
-            os._exit(1)
-        return "failure"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.cli import parse_eval, parse_train
-from configs.config import TrainConfig, changeable_on_resume, differing_fields
+from configs.config import TrainConfig, differing_fields
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from contracts import BadInput
 
@@ -71,7 +71,6 @@ def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder
     ("line", "named"),
     [
         ("--preset rl --task-suite libero_90", "--checkpoint"),  # no public one is known
-        ("--temperature 0", "--temperature"),
         ("--task-suite libero_goal_camera", "--train-init-states"),
     ],
 )
@@ -101,12 +100,9 @@ def test_an_evaluation_is_by_default_the_published_protocol():
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ("--task-suite libero", "libero"),
         ("--bddl-file x.bddl --task-id 3", "--bddl-file"),
         ("--task-suite libero_goal_swap --prompt leaked", "--prompt"),
-        ("--task-suite libero_goal_camera --init-states fresh", "--init-states"),
         ("--mode greedy --temperature 2", "--temperature"),
-        ("--out r.png", "--out"),
     ],
 )
 def test_wrong_flags_of_an_evaluation_are_refused(flags, named):
@@ -127,23 +123,16 @@ def test_the_bundled_policy_is_found_from_any_folder(monkeypatch, tmp_path):
         assert parse_train(argv).config.model.checkpoint == str(ROOT / TINY_CHECKPOINT)
 
 
-def test_a_resumed_run_has_its_stored_settings_and_refuses_others(run_folder):
+def test_a_resumed_run_has_its_stored_settings_except_for_its_end_and_its_memory(run_folder):
     again = ["--n-steps", str(PRESETS["smoke"].rollout.n_steps)]  # the same flag again is no contradiction
     assert parse_train(["--resume", str(run_folder), *again]).config == PRESETS["smoke"]
-    with pytest.raises(BadInput, match=r"lr \(run: 0\.0002, now: 0\.5\), seed \(run: 0, now: 3\)"):
+    changeable = ["--total-steps", "9999", "--memory-budget", "24"]
+    resumed = parse_train(["--resume", str(run_folder), *changeable]).config
+    assert set(differing_fields(PRESETS["smoke"], resumed)) == {"total_steps", "memory_budget"}
+    with pytest.raises(BadInput, match=r"lr .*, seed "):
         parse_train(["--resume", str(run_folder), "--lr", "0.5", "--seed", "3"])
     with pytest.raises(BadInput, match="--preset"):
         parse_train(["--resume", str(run_folder), "--preset", "rl"])
-
-
-def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
-    flags = (
-        "--total-steps 9999 --wandb-mode offline --keep-checkpoints 5 --no-allow-zero-baseline --max-hours 3 "
-        "--micro-batch-size 1 --max-batch 1 --memory-budget 24 --assets folder "
-        "--simulators ray --warmup-agreement 0.5"
-    )
-    resumed = parse_train(["--resume", str(run_folder), *flags.split()]).config
-    assert set(differing_fields(PRESETS["smoke"], resumed)) == changeable_on_resume()
 
 
 @pytest.mark.parametrize("change", [{"lr": "fast"}, {"lr": -1.0}, {"withdrawn": 1}])

@@ -18,16 +18,11 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
 @pytest.mark.parametrize(
     ("settings", "flag"),
     [
-        ({"task_ids": ()}, "--task-ids"),
         ({"eval_init_states": (50, 40)}, "--eval-init-states"),
-        ({"train_init_states": (40, 40)}, "--train-init-states"),
         ({"advantage": "gae", "ratio_level": "chunk"}, "--ratio-level token"),
         ({"curriculum": True}, "--task-ids"),
-        ({"dynamic_sampling": True}, "--group-size"),
         ({"advantage": "group"}, "--group-size"),
-        ({"name": "runs/mine"}, "--name"),
         ({"temperature": float("nan")}, "--temperature"),
-        ({"group_success_bounds": (0.1, 1.1)}, "--group-success-bounds"),
     ],
 )
 def test_contradictions_are_refused_with_the_flag(settings, flag):

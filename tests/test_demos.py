@@ -11,14 +11,12 @@ import workshop.demos
 from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
-from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop import noisy_episode
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
 from workshop.demos import DemosArgs, collect, fullest_bins
 from workshop.noisy_episode import Attempt, attempt_of, record_episode
 
-NO_MORE_FRAMES = 10_000  # env steps between two frames: none but the first is rendered
 DISTANCES_CM = (2.0, 4.0, 6.0, 8.0)
 
 
@@ -80,7 +78,7 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
 
 def test_no_value_of_a_motion_is_a_spike_among_the_labels(env, monkeypatch):
     """A spike is what an unsure policy does greedily: the robot stood still, while sampling solved the task."""
-    monkeypatch.setattr(noisy_episode, "FRAME_EVERY", NO_MORE_FRAMES)
+    monkeypatch.setattr(noisy_episode, "FRAME_EVERY", 10_000)  # env steps: only the first frame is rendered
     labels = []
     for index in range(10):
         result, episode = record_episode(env, attempt_of(env, 0, index, DISTANCES_CM), looks="")
@@ -101,20 +99,8 @@ def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder, attemp
 
 
 def test_a_folder_takes_one_recipe_and_one_simulator_only(folder, monkeypatch):
-    with pytest.raises(BadInput, match="another seed"):
+    with pytest.raises(BadInput, match="seed"):
         collect(_args(folder, seed=1))
     monkeypatch.setattr(workshop.demos, "simulator_versions", lambda: {"mujoco": "3.9"})
-    with pytest.raises(BadInput, match="another simulator"):
+    with pytest.raises(BadInput, match="simulator"):
         collect(_args(folder))
-
-
-def test_a_worker_that_dies_ends_the_collection_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(workshop.demos, "Player", DiesAtFirst)
-    with pytest.raises(BadInput, match="same command"):
-        collect(_args(tmp_path, num_envs=2))
-
-
-def test_an_episode_draws_how_far_its_objects_are_moved(env):
-    distances = Counter(attempt_of(env, 0, index, DISTANCES_CM).moved_m for index in range(300))
-    assert distances.keys() == {0.0, 0.02, 0.04, 0.06, 0.08}
-    assert min(distances.values()) > 35

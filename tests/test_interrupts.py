@@ -1,7 +1,6 @@
 """How a run ends: its log says why, and what the user can repair is one line."""
 
 import os
-import shutil
 import signal
 
 import pytest
@@ -40,13 +39,6 @@ def test_the_log_has_the_traceback_of_a_bug_and_one_line_for_a_full_gpu(run):
     raised, logged = end_with(run, torch.OutOfMemoryError("CUDA out of memory\nand more"))
     assert isinstance(raised, BadInput)
     assert logged == f"{raised}\n"
-
-
-def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
-    shutil.rmtree(run.folder)
-    with pytest.raises(BadInput, match=str(run.folder)), until_the_end(run):
-        run.folder.stat()
-    assert not run.folder.exists()
 
 
 def test_a_signal_where_python_swallows_exceptions_still_interrupts():
