@@ -66,11 +66,11 @@ class FakePolicy(nn.Module):
 
     _is_teacher = False
 
-    def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
+    def __init__(self, seed: int = 0, adapter_scale: float = 0.0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         shape = (NUM_TOKENS * NUM_BINS, NUM_FEATURES)
-        self.register_buffer("base", sharpness * torch.randn(shape, generator=generator))
+        self.register_buffer("base", 2.0 * torch.randn(shape, generator=generator))
         self.adapter = nn.Parameter(adapter_scale * torch.randn(shape, generator=generator))
         self.bias = nn.Parameter(torch.zeros(shape[0]))
         self.rows_run = 0  # observations that went through chunk_logits
@@ -318,23 +318,14 @@ class FakePool:
 
 
 def trajectory(
-    length: int,
-    success: bool = False,
-    group: int = 0,
-    index: int = 0,
-    task_id: int = 0,
-    last_executed: int | None = None,
+    length: int, success: bool = False, group: int = 0, index: int = 0, task_id: int = 0
 ) -> Trajectory:
-    """A record of `length` decisions without contents; the last one executed `last_executed` of its actions."""
-    executed = [CHUNK_LENGTH] * length
-    executed[-1] = last_executed or CHUNK_LENGTH
-    decisions = [
-        Decision(
-            observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, executed=n
-        )
-        for i, n in enumerate(executed)
-    ]
-    return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))
+    """A record of `length` decisions without contents, all of whose actions were executed."""
+    decisions = []
+    for place in range(length):
+        tokens = torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + place)
+        decisions.append(Decision(observation(place, length, 1), tokens, False, executed=CHUNK_LENGTH))
+    return Trajectory(Episode(index, task_id, index, group), decisions, success, length * CHUNK_LENGTH)
 
 
 def contents(trajectories: Sequence[Trajectory]) -> list[tuple]:

@@ -14,7 +14,7 @@ TRANSITION = PhaseState(Phase.TRANSITION, 0.25)
 def rollout() -> Rollout:
     trajectories = [
         trajectory(2, success=True, index=0, task_id=0, group=0),
-        trajectory(3, success=False, index=1, task_id=4, group=0, last_executed=1),
+        trajectory(3, success=False, index=1, task_id=4, group=0),
         trajectory(3, success=True, index=2, task_id=4, group=1),
     ]
     for decision in trajectories[0].decisions:
@@ -29,7 +29,7 @@ def test_rollout_metrics_count_successes_by_task_and_decisions_by_teacher(rollou
         "rollout/success_rate": 2 / 3,
         "rollout/success_rate_task_0": 1.0,
         "rollout/success_rate_task_4": 0.5,
-        "rollout/env_steps_per_s": (8 + 9 + 12) / 7.25,
+        "rollout/env_steps_per_s": (8 + 12 + 12) / 7.25,
         "rollout/teacher_fraction": 2 / 8,
         "curriculum/probability_task_4": 0.75,
     }

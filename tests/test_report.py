@@ -2,8 +2,6 @@
 
 import base64
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -14,7 +12,6 @@ from experiment.report import write_report
 from experiment.run_folder import read_run, video_folder
 from tests.stored_runs import ROWS, store, store_episodes
 
-ROOT = Path(__file__).parents[1]
 SAMPLED = ("1" * 4 + "0" * 16, "1" * 16 + "0" * 4)
 
 
@@ -33,10 +30,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder) -> str:
-    """The page that the command writes."""
-    command = [sys.executable, "-m", "experiment.report", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return Path(done.stdout.splitlines()[-1]).read_text(encoding="utf-8")
+    return write_report(read_run(folder)).read_text(encoding="utf-8")
 
 
 def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page):

@@ -16,8 +16,6 @@ from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_o
 from vla.adapter_folder import WEIGHTS_FILE
 from vla.weights import read_header
 
-SEEDS = (0, 2)
-
 
 @pytest.fixture(scope="module")
 def run(smoke):
@@ -78,46 +76,28 @@ def test_check_only_checks_and_leaves_no_run(smoke, tmp_path, monkeypatch, capsy
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.fixture(scope="module")
-def experiment(run, tmp_path_factory):
-    """From the run, a copy of it as another seed's, and the run's end played by eval.py: one compact file."""
-    folder = tmp_path_factory.mktemp("experiment")
-    second = shutil.copytree(run, folder / "second")
+def test_runs_and_results_are_collected_drawn_and_compared(run, tmp_path, capsys):
+    """The run and a copy of it as another seed's, and three episodes of the run's end played by eval.py."""
+    second = shutil.copytree(run, tmp_path / "second")
     description = json.loads((second / "config.json").read_text())
-    description["config"]["run"]["seed"] = SEEDS[1]
+    description["config"]["run"]["seed"] = 2
     (second / "config.json").write_text(json.dumps(description))
-    runs = [run, second]
     checkpoint = str(run / "checkpoints" / "latest")
-    results = str(folder / "results.json")
+    results = str(tmp_path / "results.json")
     short = ["--init-states", "both", "--first-init-state", "48", "--trials", "3", "--max-env-steps", "16"]
     short += ["--num-envs", "1", "--device", "cpu", "--assets", "lowpoly", "--task-ids", "0"]
     eval.main(["--checkpoint", checkpoint, "--mode", "greedy", "sample", *short, "--out", results])
-    collect.main([str(folder / "name.json"), *map(str, runs), "--results", results, "--note", "a trial"])
-    return folder / "name.json"
+    base, other = tmp_path / "base.json", tmp_path / "other.json"
+    collect.main([str(base), str(run), str(second), "--results", results, "--note", "a trial"])
+    plot.main([str(base), str(tmp_path / "base.svg")])
+    assert (tmp_path / "base.svg").stat().st_size > 5_000
 
-
-def test_the_file_has_what_tables_and_plots_need(experiment):
-    stored = json.loads(experiment.read_text())
-    assert [run["seed"] for run in stored["runs"]] == list(SEEDS)
-    for run in stored["runs"]:
-        assert run["updates"]["global_step"] == [32, 64, 96]
-        assert [evaluation["global_step"] for evaluation in run["evaluations"]] == [0, 32, 64, 96]
-    (results,) = stored["results"]
-    assert results["seed"] == SEEDS[0]
-    greedy = results["successes"]["greedy"]
-    assert len(greedy["libero_spatial 0 official from 48"]) == 2
-    assert len(greedy["libero_spatial 0 fresh from 0"]) == 1
-
-
-def test_the_file_can_be_drawn_and_compared_by_seeds_and_states(experiment, tmp_path, capsys):
-    plot.main([str(experiment), str(tmp_path / "name.svg")])
-    assert (tmp_path / "name.svg").stat().st_size > 5_000
-    stored = json.loads(experiment.read_text())
+    stored = json.loads(base.read_text())
+    assert [one["seed"] for one in stored["runs"]] == [0, 2]
     stored["results"][0]["successes"]["greedy"]["libero_spatial 0 official from 48"] = "11"
-    other = tmp_path / "other.json"
     other.write_text(json.dumps(stored))
     capsys.readouterr()
-    compare.main([str(experiment), str(other)])
+    compare.main([str(base), str(other)])
     rows = [row.split(" | ") for row in capsys.readouterr().out.splitlines()]
     (by_state,) = [row for row in rows if row[0] == "| greedy by state"]
     assert by_state[2:5] == ["3", "0.000", "0.667"]  # of two official states and a fresh one
