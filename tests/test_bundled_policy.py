@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,17 +11,16 @@ import torch
 
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from vla.load_options import LoadOptions
+from tests.small_checkpoint import BUNDLED, load_policy
 from vla.policy import Policy
 from workshop.moved_objects import reset_with_moved_objects
 
-FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"
 MAX_BYTES = 20_000_000  # everyone who clones the repository downloads it
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return Policy.load(str(FOLDER), LoadOptions(task_suite="libero_spatial", device="cpu"))
+    return load_policy(BUNDLED)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +31,9 @@ def env() -> Iterator[LiberoEnv]:
 
 
 def test_the_files_are_those_of_the_card_and_small():
-    card = (FOLDER / "README.md").read_text()
+    card = (BUNDLED / "README.md").read_text()
     rows = re.findall(r"^\| (\S+) \| ([\d,]+) \| `([0-9a-f]{64})` \|$", card, re.MULTILINE)
-    paths = [path for path in FOLDER.iterdir() if path.name != "README.md"]
+    paths = [path for path in BUNDLED.iterdir() if path.name != "README.md"]
     contents = {path.name: path.read_bytes() for path in paths}
     assert {name: (int(size.replace(",", "")), digest) for name, size, digest in rows} == {
         name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()

@@ -45,24 +45,21 @@ def test_unnormalise_equals_reference(source):
     np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
 
 
-@pytest.mark.parametrize("mask", ["0110101", None])
-def test_every_dimension_follows_its_own_place_in_the_mask(mask, entry, tmp_path):
-    if mask is None:  # then all are scaled
-        del entry["action"]["mask"]
-    else:
-        entry["action"]["mask"] = [bit == "1" for bit in mask]
+@pytest.mark.parametrize("field", [{"mask": [False, True, True, False, True, False, True]}, {}])
+def test_every_dimension_follows_its_own_place_in_the_mask_or_is_scaled_without_one(field, entry, tmp_path):
+    del entry["action"]["mask"]
+    entry["action"] |= field
+    is_scaled = field.get("mask", [True] * 7)
     statistics = load_statistics(write(tmp_path, {"key": entry}))["key"].action
     chunk = np.random.default_rng(0).uniform(-1, 1, (8, 7))
     actions = unnormalise(chunk, statistics)
-    for i, bit in enumerate(mask or "1111111"):
-        low = entry["action"]["q01"][i]
-        high = entry["action"]["q99"][i]
-        expected = chunk[:, i] if bit == "0" else 0.5 * (chunk[:, i] + 1) * (high - low + 1e-8) + low
-        np.testing.assert_array_equal(actions[:, i], expected)
+    low = np.array(entry["action"]["q01"])
+    high = np.array(entry["action"]["q99"])
+    scaled = 0.5 * (chunk + 1) * (high - low + 1e-8) + low
+    np.testing.assert_array_equal(actions, np.where(is_scaled, scaled, chunk))
     np.testing.assert_allclose(normalise(actions, statistics), chunk, atol=1e-12)
     never_moved = dataclasses.replace(statistics, min=statistics.max)
-    expected = np.where(statistics.mask, 0.0, actions)
-    np.testing.assert_array_equal(normalise(actions, never_moved), expected)
+    np.testing.assert_array_equal(normalise(actions, never_moved), np.where(is_scaled, 0.0, actions))
 
 
 def test_proprio_equals_reference_with_and_without_mask():
@@ -103,11 +100,13 @@ def test_vectors_that_contradict_each_other_are_refused(change, entry, tmp_path)
 # Keys
 
 
-def with_scales(keys: list[str], step: float = 1.0) -> dict[str, DatasetStatistics]:
-    """Statistics of each key, whose largest actions differ by `step` from key to key."""
+def choose(keys: list[str], suite: str | None, unnorm_key: str | None = None) -> str:
+    """One of the keys, whose scales all differ unless there is a key called "one"."""
     action = STATISTICS.action
+    step = 0 if "one" in keys else 1
     scales = [dataclasses.replace(action, q99=action.q99 + i * step) for i in range(len(keys))]
-    return {key: DatasetStatistics(scale) for key, scale in zip(keys, scales, strict=True)}
+    statistics = {key: DatasetStatistics(scale) for key, scale in zip(keys, scales, strict=True)}
+    return select_key(Path("folder"), statistics, suite, unnorm_key)
 
 
 @pytest.mark.parametrize(
@@ -115,22 +114,19 @@ def with_scales(keys: list[str], step: float = 1.0) -> dict[str, DatasetStatisti
     [
         (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
         (["libero_goal_no_noops", "libero_goal"], "libero_goal", None, "libero_goal"),
-        (["libero_goal_no_noops"], None, None, "libero_goal_no_noops"),
         (["one", "other"], None, None, "one"),
         (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
         (COMBINED, "libero_goal", "libero_10_no_noops", "libero_10_no_noops"),
     ],
 )
 def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
-    step = 0 if keys == ["one", "other"] else 1
-    assert select_key(Path("folder"), with_scales(keys, step), suite, unnorm_key) == expected
+    assert choose(keys, suite, unnorm_key) == expected
 
 
 @pytest.mark.parametrize(
     ("keys", "suite", "unnorm_key"),
     [
         (COMBINED, "libero_90", None),
-        (COMBINED, None, None),
         (COMBINED, "libero_goal", "another"),
         (["libero_goal_no_noops"], "libero_spatial", None),
         (["one", "libero_goal_no_noops"], "libero_spatial", None),
@@ -138,4 +134,4 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
 )
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
     with pytest.raises(BadInput, match=", ".join(sorted(keys))):
-        select_key(Path("folder"), with_scales(keys, step=0 if keys[0] == "one" else 1), suite, unnorm_key)
+        choose(keys, suite, unnorm_key)

@@ -72,10 +72,8 @@ def test_the_network_stays_close_and_a_small_step_arrives():
     assert policy.network.language_model.model.layers[0].mlp.down_proj.weight.dtype == torch.int8
 
 
-def test_an_adapter_remembers_what_it_was_trained_on(tmp_path, caplog):
+def test_an_adapter_remembers_what_it_was_trained_on(tmp_path):
     load_policy(BUNDLED, frozen_weights="int8").save_adapter(tmp_path)
     assert read_adapter(tmp_path).frozen_weights == "int8"
     assert load_policy(tmp_path).frozen_weights == "int8"
-    assert not caplog.records
     assert load_policy(tmp_path, frozen_weights="float32").frozen_weights == "float32"
-    assert "trained on weights in int8" in caplog.text

@@ -12,7 +12,6 @@ from rl.teacher import choose_teacher, settle_warmup
 from tests.small_checkpoint import load_policy, trained_policy
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import merge
-from vla.preprocessing import synthetic_observations
 from vla.tokens import (
     BIN_CENTRES,
     FIRST_ACTION_TOKEN,
@@ -30,11 +29,6 @@ trunks = pytest.mark.parametrize("trained_blocks", [None, 2])
 
 def laplace_policy(folder, **options):
     return load_policy(folder, l1_student="laplace", **options)
-
-
-@pytest.fixture(scope="module")
-def observations(small):
-    return synthetic_observations(2, load_policy(small).statistics.proprio, count=3)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ Judged by log-probs, not by new episodes, which a few seconds could not play eno
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from configs.config import changed
@@ -22,11 +20,11 @@ from rl.ranks import ALONE
 from rl.rollout import EpisodePlayer, play_rollout
 from rl.trajectory import Batch, Episode, flatten
 from rl.update import make_learner, update
+from tests.small_checkpoint import BUNDLED
 from vla.load_options import LoadOptions
 from vla.policy import Policy
 from vla.tokens import token_logprobs
 
-FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"
 EPISODES = [Episode(index, 0, None, index, seed=index) for index in range(4)]
 
 
@@ -42,7 +40,7 @@ def test_an_update_makes_the_actions_of_successes_likelier_and_not_those_of_fail
         PRESETS["tiny"], warmup=False, advantage="absolute", n_epochs=2, batch_size=8, micro_batch_size=8
     )
     temperature = config.rollout.temperature
-    policy = Policy.load(str(FOLDER), LoadOptions(task_suite="libero_spatial", device="cpu"))
+    policy = Policy.load(str(BUNDLED), LoadOptions(task_suite="libero_spatial", device="cpu"))
     learner = make_learner(policy, config)
     phase = phase_at(0, config.phases)
     behaviour = behaviour_in(phase, config, "greedy", episode_length=100)

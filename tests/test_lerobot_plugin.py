@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import BadInput, Observation
+from contracts import Observation
 from envs.libero import upright
 from envs.libero_imports import prepare_imports
 from vla.load_options import LoadOptions
@@ -94,18 +94,3 @@ def test_a_new_episode_begins_with_a_new_chunk(config):
     policy.reset()
     second = batch_of_grey(0.9)
     assert torch.equal(policy.select_action(second), policy.predict_action_chunk(second)[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("mode", "as_adapter", "problem"),
-    [("sample", False, "greedy, median and l1"), ("l1", True, r"no L1 action head.*--policy\.mode=greedy")],
-)
-def test_a_mode_that_there_is_not_is_refused_before_the_first_action(
-    config, small, tmp_path, mode, as_adapter, problem
-):
-    config.mode = mode
-    if as_adapter:  # its base has a head, beside which it was not trained
-        Policy.load(str(small), LoadOptions(task_suite="libero_spatial", device="cpu")).save_adapter(tmp_path)
-        config.checkpoint = str(tmp_path)
-    with pytest.raises(BadInput, match=problem):
-        make_policy(config, env_cfg=LiberoEnv(task="libero_spatial", **SIZE))
