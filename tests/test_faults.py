@@ -73,6 +73,7 @@ def use_fakes(monkeypatch) -> None:
         "find_renderer_apart": lambda *_: "a renderer",
         "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
+        "describe_policy": lambda _: [],
         "choose_and_keep_teacher": lambda *_: TeacherChoice("greedy", ""),
         "make_pool": lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)),
         "first_observation": lambda *_: observation(1.0, 2.0, 3.0),
