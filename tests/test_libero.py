@@ -1,6 +1,5 @@
 """LiberoEnv against LIBERO's own OffScreenRenderEnv, stepped one action at a time in the same process."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -8,75 +7,15 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.assets import find_pack, installed_official
 from envs.env import EnvSpec, Start
-from envs.libero import CAMERAS, LiberoEnv, task_files
-from envs.libero_imports import prepare_imports
-from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.tasks import load_init_states
+from envs.libero import LiberoEnv, task_files
+from envs.libero_simulator import SETTLING_ACTION
+from tests.liberos_loop import Snapshot, libero_rollout, needs_official, state_of, stored_state
 from vla.images import jpeg_round_trip, lanczos_resize
 
 SUITE, TASK = "libero_spatial", 4  # a drawer is open there: one more thing that a reset draws at random
 INIT_STATE = 7
 GOLDEN = Path(__file__).parent / "golden"
-needs_official = pytest.mark.skipif(
-    installed_official() is None, reason="LIBERO's own meshes are not installed (make venv ASSETS=none)"
-)
-
-
-@dataclass
-class Snapshot:
-    state: np.ndarray  # qpos, qvel and where the constraint solver starts next
-    proprio: np.ndarray  # (8,)
-    images: np.ndarray | None  # (2, 256, 256, 3)
-    success: bool
-
-
-def state_of(domain) -> np.ndarray:
-    data = domain.sim.data._data
-    return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
-
-
-def build_libero(suite, task_id, assets, draws, seed):
-    """LIBERO's own env of a task after its first reset, with its own cameras or without any."""
-    prepare_imports()
-    import libero.libero
-    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
-
-    bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
-        env = OffScreenRenderEnv(
-            bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=draws
-        )
-        env.seed(seed)
-        env.reset()  # loads the model anew, from the same assets
-    return env
-
-
-def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="lowpoly", seed=0):
-    """The published protocol: seed, reset, set the initial state, settle, one action at a time; returns snapshots.
-
-    The first one is of the moment after settling. Initial state None: as the seed places everything. Frames are those
-    of LIBERO's own cameras: of the first snapshot and of every `frames_every`-th (0: of none).
-    """
-    env = build_libero(suite, task_id, assets, frames_every > 0, seed)
-    from robosuite.utils.transform_utils import quat2axisangle
-
-    if init_state is None:
-        init_state = env.get_sim_state()
-        init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)
-    env.set_init_state(init_state)
-    snapshots = []
-    for count, action in enumerate([SETTLING_ACTION] * SETTLING_STEPS + list(actions), 1 - SETTLING_STEPS):
-        is_drawn = frames_every > 0 and count >= 0 and count % frames_every == 0
-        raw, _, success, _ = env.step(action)
-        images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if is_drawn else None
-        rotation = quat2axisangle(raw["robot0_eef_quat"].copy())
-        proprio = np.concatenate([raw["robot0_eef_pos"], rotation, raw["robot0_gripper_qpos"]])
-        snapshots.append(Snapshot(state_of(env.env), proprio, images, bool(success)))
-    env.close()
-    return snapshots[SETTLING_STEPS - 1 :]
 
 
 def random_actions(count, seed=0):
@@ -85,10 +24,6 @@ def random_actions(count, seed=0):
     actions = generator.uniform(-1, 1, (count, 7))
     actions[:, 6] = np.repeat(generator.choice([-1.0, 1.0], count // 4 + 1), 4)[:count]
     return actions
-
-
-def stored_state(suite, task_id, index):
-    return load_init_states(task_files(EnvSpec(suite, (task_id,)), task_id).init_states)[index]
 
 
 @pytest.fixture(scope="module")

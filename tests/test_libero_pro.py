@@ -19,7 +19,7 @@ from envs.tasks import (
     suite_task,
     task_names,
 )
-from tests.test_libero import needs_official
+from tests.liberos_loop import needs_official
 
 needs_wheel = pytest.mark.skipif(
     not (packages_folder() / LIBERO_PRO).is_file(), reason="its package is not there: make .venv/development"
