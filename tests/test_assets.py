@@ -18,18 +18,6 @@ def folder(tmp_path):
     return tmp_path / "assets"
 
 
-@pytest.fixture
-def _nothing_installed(monkeypatch, tmp_path):
-    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
-    monkeypatch.setattr("envs.assets.PACKAGES", "no_such_package")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def copy(tmp_path):
-    return shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
-
-
 def test_a_wrong_folder_is_refused_with_what_it_lacks(folder, tmp_path):
     assert (find_pack(str(folder)).name, find_pack(str(folder)).folder) == ("own", folder)
     (folder / "scenes").rmdir()
@@ -39,7 +27,8 @@ def test_a_wrong_folder_is_refused_with_what_it_lacks(folder, tmp_path):
         find_pack(str(tmp_path / "none"))
 
 
-def test_a_folder_is_known_by_its_content_wherever_it_lies(copy, tmp_path):
+def test_a_folder_is_known_by_its_content_wherever_it_lies(tmp_path):
+    copy = shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
     pack = find_pack(str(copy))
     moved = find_pack(str(shutil.copytree(copy, tmp_path / "moved")))
     assert (pack.name, pack.folder, pack.looks) == ("own", copy, moved.looks)
@@ -48,8 +37,10 @@ def test_a_folder_is_known_by_its_content_wherever_it_lies(copy, tmp_path):
     assert find_pack(str(copy)).looks != moved.looks
 
 
-@pytest.mark.usefixtures("_nothing_installed")
 def test_official_is_the_variable_then_the_packages_then_hf_liberos_cache(folder, monkeypatch, tmp_path):
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    monkeypatch.setattr("envs.assets.PACKAGES", "no_such_package")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with pytest.raises(BadInput, match="lowpoly"):
         find_pack("official")
     cached = tmp_path / "home" / ".cache" / "libero" / "assets"

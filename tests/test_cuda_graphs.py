@@ -1,5 +1,7 @@
 """What a GraphedNetwork decides, on a machine without a GPU. Recording itself is tested by benchmarks/gpu.py."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -13,16 +15,6 @@ from vla.model import OpenVLAOFT
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft_training import Frames, token_loss, training_step
-
-
-class FakeGraph:
-    """Replays by calling a function."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def replay(self):
-        self.run()
 
 
 class UnrecordedNetwork(GraphedNetwork):
@@ -60,7 +52,8 @@ class UnrecordedNetwork(GraphedNetwork):
                 self._gradients[parameter].add_(gradient)
 
         self.recorded.append((with_gradient, len(inputs[0])))
-        return Recording(recorded_inputs, outputs, FakeGraph(forward), FakeGraph(backward), output_gradients)
+        graphs = (SimpleNamespace(replay=forward), SimpleNamespace(replay=backward))
+        return Recording(recorded_inputs, outputs, *graphs, output_gradients)
 
 
 @pytest.fixture

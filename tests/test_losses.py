@@ -35,10 +35,6 @@ def executed() -> torch.Tensor:
     return torch.arange(A)[None, :] < torch.tensor(EXECUTED)[:, None]
 
 
-def random_logprobs(generator: torch.Generator) -> torch.Tensor:
-    return (2 * torch.randn(B, A, V, generator=generator)).log_softmax(-1)
-
-
 def test_log_ratios_are_clamped_to_5(monkeypatch):
     monkeypatch.setattr("rl.losses.DUAL_CLIP", 1000.0)  # else its bound is met first
     logratio = torch.tensor([[-40.0], [-6.0], [4.0], [6.0], [1e4]], requires_grad=True)
@@ -108,7 +104,7 @@ def test_a_spread_target_is_a_gaussian_over_the_bins_cut_off_at_the_ends():
 
 
 def test_approx_kl_is_near_the_exact_one_of_a_small_step(generator):
-    old = random_logprobs(generator)[:1, :1].double()
+    old = (2 * torch.randn(1, 1, V, generator=generator)).log_softmax(-1).double()
     new = (old + 0.05 * torch.randn(old.shape, generator=generator)).log_softmax(-1)
     # Expectation over the tokens that the old policy draws, by enumeration of all 256.
     estimates = approx_kl(new[0, 0, :, None], old[0, 0, :, None], torch.ones(V, 1, dtype=torch.bool))
