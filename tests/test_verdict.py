@@ -20,22 +20,19 @@ def judged(folder, greedy: tuple[str, str], sampled: tuple[str, str] = ("01", "0
 
 
 @pytest.mark.parametrize(
-    ("states", "kind", "p"),
+    ("states", "kind"),
     [
-        (("00000001", "11111110"), "within chance", "p = 0.07"),  # 7 against 1: 2 * 9 / 2^8
-        (("00000011", "11111111"), "better", "p = 0.031"),  # 6 against none: 2 / 2^6
-        (("111111111110", "000000000000"), "worse", "p = 0.00098"),  # 2 / 2^11
+        (("00000001", "11111110"), "within chance"),  # 7 against 1: p = 2 * 9 / 2^8
+        (("00000011", "11111111"), "better"),  # 6 against none: p = 2 / 2^6
+        (("111111111110", "000000000000"), "worse"),  # p = 2 / 2^11
     ],
 )
 @pytest.mark.parametrize("rate", ["greedy", "sampled"])
-def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_path, states, kind, p, rate):
+def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_path, states, kind, rate):
     verdict = judged(tmp_path, **({"greedy": ("01", "01")} | {rate: states}))
     assert verdict.kind == kind
-    changed, unchanged = verdict.lines[:2] if rate == "sampled" else verdict.lines[1::-1]
-    assert changed.startswith(rate)
-    assert changed.endswith(p)
-    assert "1/2 = 50 % [9, 91] -> 1/2 = 50 % [9, 91]: within chance" in unchanged
-    assert any("env step 200" in line for line in verdict.lines) == (kind == "worse")
+    names_the_best = any("env step 200" in line for line in verdict.lines)
+    assert names_the_best == (kind == "worse")
 
 
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):
