@@ -1,8 +1,7 @@
 """A policy, a simulator pool and records, small enough to reason about; they keep the contracts of the real ones.
 
 The policy is a torch module of a few hundred numbers with real gradients; the pool plays scripted episodes in any order
-of completion. A chunk has 4 actions of 2 tokens: A = 8, V = 256. The toy policy and pool at the end are a task that is
-learnt in a second.
+of completion. A chunk has 4 actions of 2 tokens: A = 8, V = 256. The toy policy at the end has three actions.
 """
 
 from __future__ import annotations
@@ -363,15 +362,8 @@ def acted_batch(
     return flatten(trajectories, ACTION_DIM)
 
 
-# The toy: EPISODE env steps, at each of which one of 3 actions is right. An episode in which all were is a success.
-# Chunks have 2 actions, so every episode ends inside its second chunk.
-
-BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
+BINS = (0, 100, 255)  # the action tokens that a ToyPolicy uses, among them the first and the last
 NEVER = -80.0  # logit of all others
-CONTEXTS = 2  # kinds of initial states
-EPISODE = 3  # env steps
-CHUNK = 2  # actions
-FEATURES = CONTEXTS * 2  # one-hot: context and decision number
 
 
 class ToyPolicy(FakePolicy):
@@ -390,35 +382,3 @@ class ToyPolicy(FakePolicy):
         used = torch.einsum("bf,fav->bav", features, weights)
         everywhere = used.new_full((*used.shape[:2], NUM_BINS), NEVER)
         return everywhere.index_copy(-1, torch.tensor(BINS), used)
-
-
-def pretrained_policy(seed: int) -> ToyPolicy:
-    """Somewhat better than chance at the task: the right action has a logit of about 0.7 above the others."""
-    base = 0.3 * torch.randn(FEATURES, CHUNK, len(BINS), generator=torch.Generator().manual_seed(seed))
-    for context in range(CONTEXTS):
-        for env_step in range(EPISODE):
-            decision, position = divmod(env_step, CHUNK)
-            base[2 * context + decision, position, right_choice(context, env_step)] += 0.7
-    return ToyPolicy(base, chunk_length=CHUNK, action_dim=1)
-
-
-def right_choice(context: int, env_step: int) -> int:
-    """Index into BINS of the action that the task wants."""
-    return (context + 2 * env_step) % len(BINS)
-
-
-class ToyPool(FakePool):
-    """The task in 16 environments."""
-
-    def __init__(self):
-        super().__init__(lambda *_: Script(EPISODE, success=True), num_slots=16)
-
-    def _execute(self, now: Playing, actions: np.ndarray) -> None:
-        for action in actions[:, 0]:
-            right = BINS[right_choice(now.init_state_id % CONTEXTS, now.env_steps)]
-            now.success &= action == right / 128 - 1
-            now.env_steps += 1
-
-    def _observe(self, now: Playing) -> Observation:
-        context = now.init_state_id % CONTEXTS
-        return observation(*np.eye(FEATURES)[2 * context + now.env_steps // CHUNK])

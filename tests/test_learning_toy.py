@@ -1,16 +1,19 @@
-"""The program's own rollouts, losses and updates really learn: on a task that takes a second (`tests/fakes.py`).
+"""The program's own rollouts, losses and updates really learn: on a task that takes a second.
 
-One setting for all seeds and all advantages.
+EPISODE env steps, at each of which one of 3 actions is right. An episode in which all were is a success. Chunks have 2
+actions, so every episode ends inside its second chunk. One setting for all seeds and all advantages.
 """
 
 from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from configs.config import TrainConfig, changed
+from contracts import Observation
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.critic import predict_then_remember
@@ -24,11 +27,47 @@ from rl.rollout import EpisodePlayer, Rollout, play_rollout
 from rl.teacher import settle_warmup
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, make_learner, update
-from tests.fakes import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
+from tests.fakes import BINS, FakePool, Playing, Script, ToyPolicy, observation
 
+CONTEXTS = 2  # kinds of initial states
+EPISODE = 3  # env steps
+CHUNK = 2  # actions
+FEATURES = CONTEXTS * 2  # one-hot: context and decision number
 SEEDS = range(2)
 UPDATES = 10
 ADVANTAGES = ("absolute", "group", "batch", "gae")
+
+
+def pretrained_policy(seed: int) -> ToyPolicy:
+    """Somewhat better than chance at the task: the right action has a logit of about 0.7 above the others."""
+    base = 0.3 * torch.randn(FEATURES, CHUNK, len(BINS), generator=torch.Generator().manual_seed(seed))
+    for context in range(CONTEXTS):
+        for env_step in range(EPISODE):
+            decision, position = divmod(env_step, CHUNK)
+            base[2 * context + decision, position, right_choice(context, env_step)] += 0.7
+    return ToyPolicy(base, chunk_length=CHUNK, action_dim=1)
+
+
+def right_choice(context: int, env_step: int) -> int:
+    """Index into BINS of the action that the task wants."""
+    return (context + 2 * env_step) % len(BINS)
+
+
+class ToyPool(FakePool):
+    """The task in 16 environments."""
+
+    def __init__(self):
+        super().__init__(lambda *_: Script(EPISODE, success=True), num_slots=16)
+
+    def _execute(self, now: Playing, actions: np.ndarray) -> None:
+        for action in actions[:, 0]:
+            right = BINS[right_choice(now.init_state_id % CONTEXTS, now.env_steps)]
+            now.success &= action == right / 128 - 1
+            now.env_steps += 1
+
+    def _observe(self, now: Playing) -> Observation:
+        context = now.init_state_id % CONTEXTS
+        return observation(*np.eye(FEATURES)[2 * context + now.env_steps // CHUNK])
 
 
 def settings(seed: int, advantage: str = "absolute", **changes: object) -> TrainConfig:
