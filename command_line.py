@@ -61,6 +61,10 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object], knows_rank
             file=sys.stderr,
         )
         return 2
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":  # names of files, and texts in them, would be misread
+        print(f"{program}: the locale's encoding is {encoding}: set LC_ALL=C.UTF-8", file=sys.stderr)
+        return 2
     handle_stop_signals(partial(_leave, program))
     try:
         main(sys.argv[1:])

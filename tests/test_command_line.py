@@ -41,6 +41,12 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
     assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
 
 
+def test_a_locale_that_is_not_utf_8_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "gbk")
+    assert run_main(monkeypatch, lambda argv: pytest.fail("it runs")) == 2
+    assert "LC_ALL" in capsys.readouterr().err
+
+
 def test_torchrun_may_start_only_a_program_that_knows_ranks(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert run_main(monkeypatch, raising(ZeroDivisionError())) == 2
