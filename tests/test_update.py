@@ -16,7 +16,6 @@ from rl.optimizer import follow_kl, rl_learning_rate
 from rl.phases import phase_at
 from rl.update import Learner, Objective, draw_minibatches, prepare_batch, update
 from tests.fakes import (
-    FIRST_ACTION_TOKEN,
     FakePolicy,
     Recorder,
     acted_batch,
@@ -35,40 +34,22 @@ WARMUP = phase_at(0, PhaseConfig(warmup_steps=1))
 TRANSITION = phase_at(1, PhaseConfig(warmup_steps=1, transition_steps=2))
 
 
-class Scaled(FakePolicy):
-    """The gradient of its n-th pass is multiplied by factors(n)."""
+class Observed(FakePolicy):
+    """Has memory for one autograd graph; the gradient of its n-th pass becomes change(n, gradient), which may raise."""
 
-    def __init__(self, factors, **options):
-        super().__init__(**options)
-        self.factors, self.passes = factors, 0
-
-    def chunk_logits(self, observations, kept=None):
-        logits, factor = super().chunk_logits(observations), self.factors(self.passes)
-        self.passes += 1
-        if factor != 1:
-            logits.register_hook(lambda gradient: gradient * factor)
-        return logits
-
-
-class ShortOfMemory(FakePolicy):
-    """Has memory for one autograd graph. One backward pass may run out of it, too."""
-
-    def __init__(self, room: float = math.inf, failing_pass: int | None = None):
-        super().__init__(adapter_scale=0.2)
-        self.room = room
-        self.failing_pass = failing_pass
-        self.sizes: list[int] = []
+    def __init__(self, change, adapter_scale: float = 0.2):
+        super().__init__(adapter_scale=adapter_scale)
+        self.change = change
+        self.sizes: list[int] = []  # of its passes
 
     def chunk_logits(self, observations, kept=None):
         assert not any(is_in_a_graph(parameter) for parameter in self.parameters())
+        number = len(self.sizes)
         self.sizes.append(len(observations))
         logits = super().chunk_logits(observations)
-        if len(self.sizes) == self.failing_pass:
-            logits.register_hook(self.run_out_of_memory)
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: self.change(number, gradient))
         return logits
-
-    def run_out_of_memory(self, gradient) -> None:
-        raise torch.OutOfMemoryError
 
 
 @pytest.fixture
@@ -108,11 +89,11 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
     settings = {"batch_size": batch_size, "micro_batch_size": 1}
     batch = replace(batch, weights=trajectory_weights(batch))
     policy.rows_run = 0
-    without, rows_run = gradients(policy, batch, **settings), policy.rows_run
+    without = gradients(policy, batch, **settings)
+    assert policy.rows_run == int((ADVANTAGES != 0).sum()) + N  # all of them once, for the statistics
     monkeypatch.setattr(Objective, "is_active", lambda *_: torch.ones(N, dtype=torch.bool))
     with_all = gradients(policy, batch, **settings)
     run = [g for g in with_all if g.any()]  # minibatches of zeros only take no step
-    assert rows_run == int((ADVANTAGES != 0).sum()) + N  # all of them once, for the statistics
     assert len(run) > 0
     assert_same_bits(without, run)
 
@@ -148,18 +129,28 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
 
 @pytest.mark.parametrize("phase", [WARMUP, RL])
 @pytest.mark.parametrize(
-    ("memory", "sizes"), [({}, [3, 2]), ({"failing_pass": 2}, [3, 1]), ({"room": 2}, [3, 1])]
+    ("room", "failing_pass", "sizes"), [(math.inf, None, [3, 2]), (math.inf, 1, [3, 1]), (2, None, [3, 1])]
 )
-def test_however_a_minibatch_fits_into_memory_its_gradient_is_the_same(batch, phase, memory, sizes):
+def test_however_a_minibatch_fits_into_memory_its_gradient_is_the_same(
+    batch, phase, room, failing_pass, sizes
+):
     """A graph is gone when the next pass begins: it may be recorded as a CUDA graph of another size."""
-    policy = ShortOfMemory(**memory)
+
+    def run_out_of_memory(n, gradient):
+        if n == failing_pass:
+            raise torch.OutOfMemoryError
+        return gradient
+
+    policy = Observed(run_out_of_memory)
+    policy.room = room
     small = FakePolicy(adapter_scale=0.2)
     learn(policy, batch, torch.ones(N), phase=phase, micro_batch_size=3)
     learn(small, batch, torch.ones(N), phase=phase, micro_batch_size=1)
     assert list(dict.fromkeys(policy.sizes)) == sizes
     torch.testing.assert_close(parameters_of(policy), parameters_of(small), rtol=1e-5, atol=1e-5)
+    policy.room = 0
     with pytest.raises(BadInput, match="--micro-batch-size"):
-        learn(ShortOfMemory(room=0), batch, micro_batch_size=3)
+        learn(policy, batch, micro_batch_size=3)
 
 
 def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
@@ -178,7 +169,8 @@ def test_minibatches_are_equal_parts_of_all_rows(policy, batch):
 
 
 def test_a_rollout_without_advantages_leaves_no_trace_unless_kl_or_entropy_count(policy, batch):
-    before, optimizer = parameters_of(policy), adamw(policy, weight_decay=0.5)
+    before = parameters_of(policy)
+    optimizer = adamw(policy, weight_decay=0.5)
     metrics = learn(policy, batch, torch.zeros(N), optimizer)
     assert_same_bits(before, parameters_of(policy))
     assert all(state["step"] == 0 for state in optimizer.state.values())
@@ -204,26 +196,29 @@ def test_a_minibatch_without_advantages_takes_no_weight_decay_or_momentum_step(p
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, 1e9])
 def test_a_bad_gradient_skips_the_step_and_leaves_nothing_behind(factor):
-    policy, clean = Scaled(lambda n: factor if n == N - 1 else 1), FakePolicy()  # the last step of the epoch
-    batch, one_by_one = acted_batch(policy, LENGTHS), {"batch_size": 1, "max_grad_norm": 1.0, "phase": WARMUP}
+    last = N - 1  # step of the epoch
+    policy = Observed(lambda n, gradient: gradient * (factor if n == last else 1), adapter_scale=0.0)
+    clean = FakePolicy()
+    batch = acted_batch(policy, LENGTHS)
+    one_by_one = {"batch_size": 1, "max_grad_norm": 1.0, "phase": WARMUP}
     metrics = learn(policy, batch, **one_by_one)
     assert (metrics["train/skipped_steps"], metrics["train/optimizer_steps"]) == (1, N - 1)
     assert all(p.grad is None for _, p in policy.named_trainable_parameters())
 
     optimizer = adamw(clean)
     step = optimizer.step
-    optimizer.step = lambda: step() if next(iter(optimizer.state.values()))["step"] < N - 1 else None
+    optimizer.step = lambda: step() if next(iter(optimizer.state.values()))["step"] < last else None
     learn(clean, batch, optimizer=optimizer, **one_by_one)
     assert_same_bits(parameters_of(policy), parameters_of(clean))
 
 
 @pytest.mark.parametrize(("usable", "passes"), [(0, N), (5, 2 * N)])
 def test_an_epoch_without_a_usable_gradient_is_an_error(usable, passes):
-    policy = Scaled(lambda n: 1 if n < usable else math.nan)
+    policy = Observed(lambda n, gradient: gradient * (1 if n < usable else math.nan), adapter_scale=0.0)
     batch = acted_batch(policy, LENGTHS)
     with pytest.raises(BadInput, match="diverged"):
         learn(policy, batch, phase=WARMUP, batch_size=1, micro_batch_size=1, warmup_epochs=9)
-    assert policy.passes == passes
+    assert len(policy.sizes) == passes
 
 
 @pytest.mark.parametrize(
@@ -234,7 +229,7 @@ def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
     policy, batch, norm, stepped_norm, spikes
 ):
     (plain,) = gradients(policy, batch, phase=WARMUP)
-    scaled = Scaled(lambda n: norm / plain.norm(), adapter_scale=0.2)
+    scaled = Observed(lambda n, gradient: gradient * norm / plain.norm())
     recorder = Recorder(scaled)
     metrics = learn(scaled, batch, optimizer=recorder, phase=WARMUP, max_grad_norm=1.0)
     assert (metrics["train/gradient_spikes"], metrics["train/skipped_steps"]) == (spikes, 0)
@@ -277,9 +272,8 @@ def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
     monkeypatch, policy, batch, ratio_level
 ):
     metrics = learn(policy, batch, n_epochs=3, lr=0.1, ratio_level=ratio_level)
-    with torch.no_grad():
-        now = policy.chunk_logits(batch.observations).log_softmax(-1)
-    new = now.gather(-1, (batch.tokens - FIRST_ACTION_TOKEN)[..., None]).squeeze(-1)
+    now = policy.chunk_logits(batch.observations).detach()
+    new = token_logprobs(now, batch.tokens, 1.0)
     expected = {"entropy": 0.0, "approx_kl": 0.0, "clip_fraction": 0.0}
     for row in range(N):
         n = int(batch.executed[row].sum())
