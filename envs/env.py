@@ -32,12 +32,13 @@ class EnvSpec:
     task_suite: str
     task_ids: tuple[int, ...]
     num_images: int = 2  # 1: agentview; 2: agentview and wrist
-    assets: str = "lowpoly"  # for LIBERO: "lowpoly", "official" or a folder
+    # `assets`, `bddl_file` and `leaked_prompt` are for LIBERO; another simulator may ignore them.
+    assets: str = "lowpoly"  # "lowpoly", "official" or a folder; --assets auto is one of these by now
     bddl_file: str | None = None  # the user's own task: it is task id 0, with the step limit of task_suite
     max_env_steps: int | None = None  # None: the suite's step limit
     # Tasks that each slot of a pool keeps in memory: building a task takes seconds, keeping it takes 0.2 to 0.6 GiB.
     kept_tasks: int = 3
-    leaked_prompt: bool = False  # of variants of LIBERO-Plus: see envs.libero_plus.Variant.instruction
+    leaked_prompt: bool = False  # see envs.libero_plus.Variant.instruction
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ChunkResult:
     env_steps: int = 0  # env steps of the episode so far, settling not counted
     done: bool = False  # success, step limit or error
     error: str | None = None  # the simulator failed: the episode does not count as a failure of the policy
-    sim_s: float = 0.0  # seconds of physics
+    sim_s: float = 0.0  # seconds of all but drawing: physics, and building the simulator
     render_s: float = 0.0  # seconds of drawing
     frames: list[np.ndarray] = field(default_factory=list)  # (256, 256, 3) of every env step, when recording
     preprocess_s: float = 0.0  # seconds of the policy's image preprocessing, if the slot did it
@@ -112,9 +113,9 @@ class Env(Protocol):
 def chunk_result(env: Env) -> Iterator[ChunkResult]:
     """Yield the result of a reset or of a chunk of actions that `env` executes within this block.
 
-    The block fills in success, observation, frames and render_s; the rest is filled in at its end. An exception inside
-    the block closes the env, because the simulator is in an unknown state. BadInput is raised again; every other
-    exception becomes the `error` of the result.
+    The block fills in success, observation, frames and render_s, and `error` where no episode can start; the rest is
+    filled in at its end. An exception inside the block closes the env, because the simulator is in an unknown state.
+    BadInput is raised again; every other exception becomes the `error` of the result.
     """
     result = ChunkResult()
     env_steps_before = env.env_steps

@@ -8,14 +8,14 @@ done by `envs.libero_simulator`.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import libero_plus, libero_pro, plus_noise, tasks
+from envs import libero_plus, libero_pro, tasks
 from envs.assets import find_pack
 from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start, chunk_result
 from envs.libero_plus import Variant
@@ -52,17 +52,27 @@ def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     return tasks.suite_task(spec.task_suite, task_id)
 
 
+def _numbered_starts(
+    files: TaskFiles, variants: Sequence[Variant]
+) -> list[tuple[np.ndarray | None, Variant | None]]:
+    """The stored state of each numbered start, None if the seed places everything, and its variant, if any."""
+    if files.init_states is None:
+        return [(None, None)] * tasks.NUM_SAMPLED_INIT_STATES
+    states = tasks.load_init_states(files.init_states)
+    if variants:  # all start from the task's first initial state
+        return [(states[0], variant) for variant in variants]
+    return [(state, None) for state in states]
+
+
 @dataclass
 class _Episode:
     """Where the running episode started, and what it has come to."""
 
     start: Start
-    # The stored initial state (1 + nq + nv,); None: the seed places everything.
-    state: np.ndarray | None = None
+    stored_state: np.ndarray | None = None  # (1 + nq + nv,); None: the seed places everything
     variant: Variant | None = None  # of LIBERO-Plus
-    placement: Placement | None = None  # given by the caller, in place of the start's
-    # LIBERO's observations after the last env step.
-    raw: Mapping[str, np.ndarray] = field(default_factory=dict)
+    requested_placement: Placement | None = None  # by the caller, in place of the start's
+    raw: Mapping[str, np.ndarray] = field(default_factory=dict)  # LIBERO's observations, the last ones
 
 
 class LiberoEnv:
@@ -78,22 +88,14 @@ class LiberoEnv:
         self.instruction = self.files.instruction
         base_suite, _ = split_suite(spec.task_suite)
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[base_suite]
-        self._init_states: np.ndarray | None = None
-        self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES
-        if self.files.init_states is not None:
-            self._init_states = tasks.load_init_states(self.files.init_states)
-            self.num_init_states = len(self._init_states)
-        self._variants: tuple[Variant, ...] = ()
-        if spec.bddl_file is None:
-            self._variants = libero_plus.find_variants(spec.task_suite, task_id)
-        if self._variants:  # they are numbered like initial states, and all start from the task's first one
-            self.num_init_states = len(self._variants)
+        variants = libero_plus.find_variants(spec.task_suite, task_id) if spec.bddl_file is None else ()
+        self._numbered_starts = _numbered_starts(self.files, variants)
+        self.num_init_states = len(self._numbered_starts)
         self.env_steps = 0
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: LiberoSimulator | None = None
         self._episode = _Episode(Start(None))
-        self.placement: Placement | None = None  # of the running episode
-        self._result = ChunkResult()  # of the reset or chunk that is being executed
+        self.placement: Placement | None = None  # where everything stood before the running episode
 
     def reset(self, start: Start, observe: bool = True, placement: Placement | None = None) -> ChunkResult:
         """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
@@ -105,24 +107,32 @@ class LiberoEnv:
         With a `placement` everything stands there instead; if an object does not stay where it was placed, the result's
         `error` says so.
         """
-        self._episode = self._new_episode(start)
-        self._episode.placement = placement
+        number = start.init_state_id
+        assert number is None or 0 <= number < self.num_init_states, f"{start=}"
+        stored_state, variant = (None, None) if number is None else self._numbered_starts[number]
+        self._episode = _Episode(start, stored_state, variant, placement)
+        self.instruction = self.files.instruction
+        if variant is not None:
+            self.instruction = variant.instruction(self.spec.leaked_prompt)
         self.env_steps = 0
-        with chunk_result(self) as self._result:
-            self._result.error = self._start(observe)
-            if observe and self._result.error is None:
-                self._result.observation = self.observation()
-        return self._result
+        with chunk_result(self) as result:
+            if placement is None:
+                self._find_start(result, observe)
+            else:
+                result.error = self._try_start(result, observe)
+            if observe and result.error is None:
+                result.observation = self.observation()
+        return result
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one by one, up to success or the step limit; render only if `observe`."""
         assert self._simulator is not None, "reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
-        with chunk_result(self) as self._result:
-            self._result.success = self._execute(actions, observe)
-            if observe and not self._result.success and self.env_steps < self.max_env_steps:
-                self._result.observation = self.observation()
-        return self._result
+        with chunk_result(self) as result:
+            result.success = self._execute(actions, result, observe)
+            if observe and not result.success and self.env_steps < self.max_env_steps:
+                result.observation = self.observation()
+        return result
 
     @property
     def domain(self) -> BDDLBaseDomain:
@@ -138,104 +148,88 @@ class LiberoEnv:
             simulator.close()
 
     def _built(self) -> LiberoSimulator:
-        assert self._simulator is not None, "reset first"
-        return self._simulator
-
-    # ------------------------------------------------------------------------------------------------- the start
-
-    def _new_episode(self, start: Start) -> _Episode:
-        """Look up what `start` stands for."""
-        index = start.init_state_id
-        assert index is None or 0 <= index < self.num_init_states, f"{start=}"
-        if index is None or self._init_states is None:
-            return _Episode(start)
-        if self._variants:
-            return _Episode(start, self._init_states[0], self._variants[index])
-        return _Episode(start, self._init_states[index])
-
-    def _start(self, observe: bool) -> str | None:
-        """Place the scene and let it settle, again and again until it can start an episode.
-
-        Returns None, or the reason why a given placement cannot start one. Raises BadInput if no other one can.
-        """
+        """The simulator, built now if it is not there."""
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
             # Registered after the GL display, so called before its end: closing later would print EGLError.
             atexit.register(self.close)
-        problem: str | None = None
+        return self._simulator
+
+    # ------------------------------------------------------------------------------------------------- the start
+
+    def _find_start(self, result: ChunkResult, observe: bool) -> None:
+        """Try placements until an episode can start. Raises BadInput if none of MAX_PLACEMENT_TRIES will do."""
         for attempt in range(MAX_PLACEMENT_TRIES):
-            self._place(attempt)
-            problem = self._settle_and_find_problem(observe)
-            if problem is None or self._episode.placement is not None:
-                return problem
-            self._result.frames.clear()
+            problem = self._try_start(result, observe, attempt)
+            if problem is None:
+                return
+            result.frames.clear()
         raise BadInput(
             f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})"
         )
 
+    def _try_start(self, result: ChunkResult, observe: bool, attempt: int = 0) -> str | None:
+        """Place everything and let it settle. Returns why no episode can start from there, or None if one can."""
+        self._place(attempt)
+        episode = self._episode
+        if episode.stored_state is not None and episode.requested_placement is None:
+            self._settle(result, observe)  # the benchmark's own states are used without a check
+            return None
+        placed = self._built().object_poses()
+        try:
+            self._settle(result, observe)
+        except SimulatorFault as fault:
+            return str(fault)
+        return self._built().find_problem(placed)
+
     def _place(self, attempt: int) -> None:
-        """Reset the simulator to where the episode starts. Each `attempt` draws other places."""
+        """Put everything where the episode starts. Without a stored state each `attempt` draws other places."""
         simulator = self._built()
         episode = self._episode
-        arm_offset = libero_plus.arm_offset(0 if episode.variant is None else episode.variant.arm)
-        if episode.placement is None:
-            self.placement = simulator.reset(self._placement_seed(attempt), episode.state, arm_offset)
-        else:
-            self.placement = simulator.reset(*episode.placement, arm_offset)
-        self.instruction = self.files.instruction
-        if episode.variant is not None:
-            libero_plus.move_camera(simulator.domain, episode.variant.view)
-            self.instruction = episode.variant.instruction(self.spec.leaked_prompt)
+        variant = episode.variant
+        arm_offset = 0.0 if variant is None else libero_plus.arm_offset(variant.arm)
+        placement = (self._placement_seed(attempt), episode.stored_state)
+        self.placement = simulator.reset(*(episode.requested_placement or placement), arm_offset)
+        if variant is not None:
+            libero_plus.move_camera(simulator.domain, variant.view)
 
     def _placement_seed(self, attempt: int) -> Seed:
         """The seed of an attempt. Fresh and numbered placements have seeds of their own, so none is the same."""
         start = self._episode.start
-        if self._episode.state is not None:
+        if self._episode.stored_state is not None:
             return start.seed
         if start.init_state_id is None:
             return (start.seed, attempt)
         return (start.seed * self.num_init_states + start.init_state_id, attempt, NUMBERED)
 
-    def _settle_and_find_problem(self, observe: bool) -> str | None:
-        """Let the objects settle; returns the reason why the episode cannot start from here, or None."""
-        if self._episode.state is not None and self._episode.placement is None:
-            self._settle(observe)  # the benchmark's own states are used without a check
-            return None
-        placed = self._built().object_poses()
-        try:
-            self._settle(observe)
-        except SimulatorFault as fault:
-            return str(fault)
-        return self._built().find_problem(placed)
-
-    def _settle(self, observe: bool) -> None:
-        """Hold still for 10 env steps; the policy's first observation is that of the last one."""
+    def _settle(self, result: ChunkResult, observe: bool) -> None:
+        """Hold still for SETTLING_STEPS env steps; the policy's first observation is that of the last one."""
         simulator = self._built()
         is_fast = self._episode.start.physics == "fast"
+        # The first step is exact: in it the controller's goal is still where the hand was before the reset.
         simulator.settle(1)
-        # Not before the first step: in that step the controller's goal is still where the hand was before the reset.
         if is_fast:
             simulator.use_fast_physics(SETTLING_SUBSTEPS)
-        simulator.settle(SETTLING_STEPS - 2)
-        self._step(SETTLING_ACTION, observe)
+        simulator.settle(SETTLING_STEPS - 2)  # all but the first and the last
+        self._step(SETTLING_ACTION, result, observe)
         if is_fast:
             simulator.use_fast_physics(FAST_SUBSTEPS)
 
     # ------------------------------------------------------------------------------------------ steps and sights
 
-    def _execute(self, actions: np.ndarray, observe: bool) -> bool:
+    def _execute(self, actions: np.ndarray, result: ChunkResult, observe: bool) -> bool:
         """Execute actions up to success; returns whether the task was solved."""
         for index, action in enumerate(actions):
             self.env_steps += 1
             is_last = index == len(actions) - 1
             is_observed = observe and is_last and self.env_steps < self.max_env_steps
-            if self._step(action, is_observed):
+            if self._step(action, result, is_observed):
                 return True
         return False
 
-    def _step(self, action: np.ndarray, is_observed: bool) -> bool:
-        """Make one env step; returns whether the task is solved.
+    def _step(self, action: np.ndarray, result: ChunkResult, is_observed: bool) -> bool:
+        """Make one env step; adds its drawing to the result, and returns whether the task is solved.
 
         The policy's cameras render if `is_observed`, else agentview if a video is recorded, else none.
         """
@@ -244,9 +238,9 @@ class LiberoEnv:
         cameras = self._cameras if is_observed else recorded
         simulator.gate.seconds = 0.0
         self._episode.raw, success = simulator.step(action, cameras)
-        self._result.render_s += simulator.gate.seconds
+        result.render_s += simulator.gate.seconds
         if self._episode.start.record:
-            self._result.frames.append(upright(self._episode.raw["agentview_image"]))
+            result.frames.append(upright(self._episode.raw["agentview_image"]))
         return success
 
     def observation(self) -> Observation:
@@ -257,21 +251,20 @@ class LiberoEnv:
         from robosuite.utils.transform_utils import quat2axisangle
 
         raw = self._episode.raw
-        start = self._episode.start
         variant = self._episode.variant
         frames = {camera: raw[f"{camera}_image"] for camera in self._cameras}
         if variant is not None and variant.noise:
-            rng = np.random.default_rng([start.seed, variant.noise, self.env_steps])
-            frames["agentview"] = plus_noise.published_noise(frames["agentview"], variant.noise, rng)
+            seed = self._episode.start.seed
+            frames["agentview"] = variant.noisy(frames["agentview"], seed, self.env_steps)
         # LIBERO renders upside down; the images of the training data were turned, too.
         images = np.stack([upright(frame) for frame in frames.values()])
         hand = raw["robot0_eef_pos"]
         rotation = quat2axisangle(raw["robot0_eef_quat"].copy())
         proprio = np.concatenate([hand, rotation, raw["robot0_gripper_qpos"]], dtype=np.float64)
-        return Observation(images, proprio, self.instruction, state=self._true_state(hand))
+        return Observation(images, proprio, self.instruction, state=self._critics_state(hand))
 
-    def _true_state(self, hand: np.ndarray) -> np.ndarray:
-        """The simulation's state for critics, (D,) float32.
+    def _critics_state(self, hand: np.ndarray) -> np.ndarray:
+        """What a critic sees: the simulation's state, (D,) float32.
 
         Joint positions, the robot's joint velocities (9,), the hand's position (3,), the vectors from the hand to every
         object (3 each), and the share of the step limit that has been used.

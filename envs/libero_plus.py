@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from envs import plus_noise
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PLUS, packaged_file
 from envs.tasks import PLUS_CHANGES, instruction_in, split_suite, task_name
@@ -64,6 +65,11 @@ class Variant:
             return read_instruction(packaged_file(LIBERO_PLUS, f"liberoplus/liberoplus/bddl_files/{file}"))
         return instruction_in(self.name if leaks else self.task)
 
+    def noisy(self, picture: np.ndarray, seed: int, env_step: int) -> np.ndarray:
+        """A picture of agentview (256, 256, 3) with the noise of a noise variant."""
+        rng = np.random.default_rng([seed, self.noise, env_step])
+        return plus_noise.published_noise(picture, self.noise, rng)
+
 
 def find_variants(task_suite: str, task_id: int) -> tuple[Variant, ...]:
     """The variants of a task in a suite of LIBERO-Plus, in its order; () for other suites.
@@ -89,14 +95,12 @@ def suite_variants(suite: str) -> tuple[Variant, ...]:
     """All variants of the four categories of one of LIBERO's suites, in LIBERO-Plus's order."""
     path = packaged_file(LIBERO_PLUS, "liberoplus/liberoplus/benchmark/libero_suite_task_map.py")
     task_map = ast.literal_eval(path.read_text().partition("=")[2].strip())  # the file assigns one dict
-    matches = [NAME.fullmatch(name) for name in task_map[suite]]
-    return tuple(_variant(suite, match) for match in matches if match is not None)
-
-
-def _variant(suite: str, match: re.Match[str]) -> Variant:
-    view = tuple(int(part) for part in match["view"].split("_"))
-    arm, noise, sentence = (int(match[group] or 0) for group in ("arm", "noise", "sentence"))
-    return Variant(match[0], suite, match["task"], view, arm, noise, sentence)
+    variants = []
+    for match in filter(None, map(NAME.fullmatch, task_map[suite])):
+        view = tuple(int(part) for part in match["view"].split("_"))
+        arm, noise, sentence = (int(match[group] or 0) for group in ("arm", "noise", "sentence"))
+        variants.append(Variant(match[0], suite, match["task"], view, arm, noise, sentence))
+    return tuple(variants)
 
 
 @cache

@@ -238,7 +238,7 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it(basket, monkeyp
     assert 1 < first_success < 16
     assert first_success % 8 != 0  # inside a chunk
 
-    monkeypatch.setattr(basket, "_init_states", [state])
+    monkeypatch.setattr(basket, "_numbered_starts", [(state, None)])
     result = basket.reset(Start(0))
     while not result.done:
         result = basket.step_chunk(actions[:8])
