@@ -65,7 +65,8 @@ from probes import attention_probe, image_probe, made_up_observation
 from vla.adapter_folder import base_and_adapter
 from vla.dataset_statistics import select_key
 from vla.hub import commit_of
-from vla.policy import Mode, Policy
+from vla.load_options import Mode
+from vla.policy import Policy
 
 Plan = Mapping[EpisodeKey, str]  # the episodes that a command plays, each with its instruction
 

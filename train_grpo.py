@@ -27,6 +27,7 @@ that reaches its step cap has failed.
   group       GRPO: (R - mean) / std over the episodes from the same initial state; unbiased std; 0 where all are equal
   batch       R minus the mean over the task's episodes in the rollout, divided by the std over the whole rollout
   gae         generalised advantage estimation with a critic
+  auto        gae for several tasks, batch for one
 A negative advantage counts as 0 where the teacher made the decision. A decision whose advantage is 0 has no gradient,
 unless the penalty for the KL to the teacher or the entropy bonus is on, which both are off by default. The update does
 not compute such decisions, but it still divides the loss by the size of the whole minibatch.
@@ -53,6 +54,7 @@ def before_imports(argv: Sequence[str]) -> None:
     choose_library_caches()
 
 
+# The program runs in two steps, each with the exit codes of `main_guard`: this one, and `main` at the end of the file.
 if __name__ == "__main__":
     exit_code = main_guard("train_grpo.py", before_imports, knows_ranks=True)
     if exit_code != 0:
@@ -77,12 +79,12 @@ from experiment.run_folder import Run
 from experiment.setup import Setup, open_run, save_first_files, set_up
 from experiment.terminal import Activity, log_to_terminal, show_progress
 from preflight import check_machine, probe
-from rl.advantages import estimate_advantages, explained_variance
+from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import predict_then_remember
 from rl.curriculum import TrainingEpisodes, task_probabilities
 from rl.dynamic_sampling import collect
-from rl.launcher import start_ranks
+from rl.launcher import ranks_to_start, run_as_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
 from rl.randomness import Randomness
 from rl.rollout import EpisodePlayer, Rollout
@@ -97,8 +99,9 @@ def main(argv: Sequence[str]) -> None:
     """Read the flags, start the ranks, set up and check a run, and train."""
     command = parse_train(argv)
     log_to_terminal()
-    if command.config.run.data_parallel:
-        start_ranks()
+    num_ranks = ranks_to_start() if command.config.run.data_parallel else 0
+    if num_ranks > 0:
+        sys.exit(run_as_ranks([sys.executable, *sys.argv], num_ranks))  # this process only waits for them
     check_machine(command.config, command.resume)
     with set_up(command.config) as setup:
         probe(setup)
@@ -122,11 +125,12 @@ def run_training(config: TrainConfig) -> Path:
     check_machine(config)
     with set_up(config) as setup:
         probe(setup)
-        return train_in_folder(setup, None, argv=["--config", "RUN"])  # the flags that would repeat it
+        argv_of_report = ["--config", "RUN"]  # flags that repeat the run
+        return train_in_folder(setup, resume=None, argv=argv_of_report)
 
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:
-    """Train in a new run folder, or in the one to `resume`. However training ends, the folder is left as it should."""
+    """Train in a new run folder, or in the one to `resume`. However training ends, the folder is closed properly."""
     run, state = open_run(setup, resume, argv)
     with interruptible(), until_the_end(run):
         if resume is None:
@@ -141,7 +145,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     """Run warmup, transition and RL from `state` to the last env step."""
     ranks = learner.ranks
     while state.global_step < config.phases.total_steps:
-        update_index = state.update  # counts from 0
+        update_index = state.updates_done  # counts from 0
 
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
@@ -153,8 +157,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             run.stop_when_time_is_up()  # --max-hours
 
         # 3. Play whole episodes until they hold about --n-steps env steps: dropping unfinished ones would favour short
-        # successes. `rollout` holds all episodes that count: global_step grows by their env steps. Not in it are the
-        # few that simulators began beyond --n-steps (rl/episode_queue.py), and those that a simulator could not play.
+        # successes. `rollout` holds all episodes that count: global_step grows by their env steps. An episode that
+        # began too late for --n-steps (rl/episode_queue.py) or that its simulator could not play is left out.
         # `trajectories` are the episodes to learn from: the whole rollout, or what --dynamic-sampling keeps of it.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)
@@ -172,11 +176,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not. The critic
             # (--advantage gae) predicts values by what it knows of earlier rollouts; then it remembers this one.
             batch = flatten(trajectories, learner.policy.action_dim)
-            values = None
-            if learner.critic is not None:
-                values = predict_then_remember(learner.critic, trajectories, config.run.seed, update_index)
-            if values is not None:
-                metrics["train/explained_variance"] = explained_variance(values, batch, trajectories)
+            values, critic_metrics = predict_then_remember(
+                learner.critic, trajectories, config.run.seed, update_index
+            )
+            metrics |= critic_metrics
             if not phase.distils:
                 batch = estimate_advantages(batch, trajectories, values, config.loss)
                 metrics |= advantage_metrics(batch.advantages)
@@ -187,7 +190,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
                 metrics |= update(learner, batch, phase, config, update_index, activity.advance)
             del batch
-            rollout.forget_kept_states()
+        rollout.forget_kept_states()
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
         # because every draw depends only on (seed, update, episode, decision).
@@ -204,7 +207,7 @@ def show_part(
     part: str, total: int, unit: str, learner: Learner, state: TrainerState
 ) -> AbstractContextManager[Activity]:
     """Show how far a part of the next update is, of `total` env steps or decisions; only rank 0 shows it."""
-    return show_progress(f"update {state.update + 1}, {part}", total, unit, learner.ranks.is_main)
+    return show_progress(f"update {state.updates_done + 1}, {part}", total, unit, learner.ranks.is_main)
 
 
 def show_update(
@@ -231,7 +234,7 @@ def record_and_save(
 
     A resumed run cuts the record to that length, so that no update is recorded twice.
     """
-    run.log_metrics(state.global_step, state.update, {**metrics, **system_metrics()})
+    run.log_metrics(state.global_step, state.updates_done, {**metrics, **system_metrics()})
     state.metrics_bytes = run.metrics_bytes()
     with run.timed("checkpoint"):
         save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)

@@ -19,7 +19,7 @@ import tyro
 
 from benchmarks import collect
 from command_line import main_guard, parse_flags
-from configs.bounds import POSITIVE, check_numbers
+from configs.bounds import POSITIVE, check_fields
 from contracts import BadInput
 from envs.machine import usable_cores
 from experiment.run_folder import StoredRun, read_run
@@ -46,7 +46,7 @@ class Args:
     note: str = ""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
         names = [variant.split()[0] for variant in self.variants if variant.split()]
         if len(set(names)) != len(self.variants) or any("/" in name for name in names):
             raise BadInput(f"variants {' '.join(names)}: each one needs a name of its own")

@@ -20,7 +20,7 @@ Share = Annotated[float, SHARE]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
-def check_numbers(settings: object) -> None:
+def check_fields(settings: object) -> None:
     """Raise BadInput, which names the flag, if a value in a dataclass is not of its field's type or bounds."""
     kind: type[Any] = type(settings)
     try:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from command_line import parse_flags
 from configs.config import TrainConfig, changeable_on_resume, config_from_json, differing_fields
 from configs.eval_config import EvalConfig
-from configs.presets import PRESETS, with_checkpoint
+from configs.presets import PRESETS, Preset, with_checkpoint
 from contracts import BadInput, read_json
-
-Preset = Literal["rl", "guide", "tiny", "smoke"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Start:
-    """The flags that decide which settings the other flags start from."""
+    """The flags of `Command` that decide which settings the others start from: these are read first, on their own."""
 
     preset: Preset | None = None
     config: str | None = None

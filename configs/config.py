@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.bounds import check_numbers
+from configs.bounds import check_fields
 from configs.sections import (
     CHANGEABLE,
     EvaluationConfig,
@@ -44,7 +44,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for section in vars(self).values():
-            check_numbers(section)
+            check_fields(section)
         check_init_states(self.task)
         check_loss(self.loss, self.rollout)
         if self.rollout.curriculum and len(self.task.task_ids) == 1:
@@ -78,6 +78,10 @@ def check_init_states(task: TaskConfig) -> None:
 
 
 def check_loss(loss: LossConfig, rollout: RolloutConfig) -> None:
+    """Raise BadInput for an advantage that the other settings cannot compute, or that could ruin the policy."""
+    lowest, highest = rollout.group_success_bounds
+    if lowest > highest:
+        raise BadInput(f"--group-success-bounds must be LOWEST HIGHEST, got {lowest} {highest}")
     compares_episodes = loss.advantage == "group" or rollout.dynamic_sampling
     if compares_episodes and rollout.group_size < 2:
         raise BadInput(
@@ -106,7 +110,8 @@ def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
     for section_name, section in vars(config).items():
         changes = {name: settings.pop(name) for name in vars(section) if name in settings}
         sections[section_name] = replace(section, **changes)
-    assert not settings, f"no such settings: {settings}"
+    if settings:
+        raise BadInput(f"no such settings: {', '.join(settings)}")
     return TrainConfig(**sections)
 
 

@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_numbers
+from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
-
-Mode = Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
+from vla.load_options import Mode
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         for section in (self, self.model, self.simulator):
-            check_numbers(section)
+            check_fields(section)
         if self.out is not None and not self.out.endswith(".json"):
             # Pictures and videos are named after the results file, with other endings.
             raise BadInput(f"--out {self.out}: results are a JSON file: give a name that ends in .json")

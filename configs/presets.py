@@ -1,10 +1,13 @@
 """Named settings (`--preset`), and the checkpoint from which a run starts without --checkpoint."""
 
 from pathlib import Path
+from typing import Literal
 
 from configs.config import TrainConfig, changed
 from contracts import BadInput
 from envs.tasks import split_suite
+
+Preset = Literal["rl", "guide", "tiny", "smoke"]
 
 # Token-head checkpoints of SimpleVLA-RL (supervised on one trajectory per task): the public starting points whose
 # language-model head was trained on action tokens, and which leave room for reinforcement learning.
@@ -20,7 +23,8 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # One rollout of the greedy teacher, one of the transition, then PPO. `lr` is only the first learning rate: after each
-# update it follows the default --desired-kl. docs/LOG.md compares this with other recipes.
+# update it follows the default --desired-kl. The fast physics are the default's, because a CPU spends most of its time
+# on them. docs/LOG.md compares this with other recipes.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
@@ -31,7 +35,6 @@ _TINY = changed(
     total_steps=25_000,
     n_steps=3_000,
     advantage="auto",
-    temperature=1.0,
     n_epochs=3,
     batch_size=128,
     warmup_epochs=4,
@@ -42,6 +45,7 @@ _TINY = changed(
 
 # How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
 # steps, equal weight for all trajectories, groups without a signal dropped. From RLinf: the learning rate for LoRA.
+# Both train in LIBERO's exact physics.
 _RL = changed(
     TrainConfig(),
     name="rl",
@@ -61,8 +65,8 @@ _RL = changed(
 )
 
 # "The guide" is the design guide that this project began with: PPO of a token-level VLA in three phases (warmup by
-# imitation, transition, RL), on absolute advantages. The defaults keep its algorithm. These are also its numbers, with
-# which 100,000 env steps are some 500 episodes: one update of the preset rl.
+# imitation, transition, RL), on absolute advantages. The defaults keep its algorithm. These are also its numbers, which
+# are small: a whole run plays some 500 episodes, as many as a single update of the preset rl.
 _GUIDE = changed(
     TrainConfig(),
     name="guide",
@@ -70,9 +74,8 @@ _GUIDE = changed(
     eval_init_states=(40, 50),
     num_envs=1,
     warmup_actor="teacher",
-    warmup_target="hard",
     warmup_steps=25_000,
-    warmup_agreement=0.0,
+    warmup_success_ratio=0.0,
     total_steps=100_000,
     n_steps=512,
     physics="exact",
@@ -87,7 +90,7 @@ _GUIDE = changed(
 )
 
 # Without a preset a run has the defaults of configs/sections.py, which are for a 7B.
-PRESETS: dict[str, TrainConfig] = {
+PRESETS: dict[Preset, TrainConfig] = {
     "tiny": _TINY,
     "guide": _GUIDE,
     "rl": _RL,
@@ -100,7 +103,7 @@ PRESETS: dict[str, TrainConfig] = {
         max_env_steps=16,
         advantage="absolute",
         ratio_level="chunk",
-        warmup_agreement=0.0,
+        warmup_success_ratio=0.0,
         warmup_steps=32,
         transition_steps=32,
         total_steps=96,

@@ -85,8 +85,8 @@ class ModelConfig:
     # Compile the network and, on a GPU, record its passes as CUDA graphs (auto: only on a GPU, where a small network is
     # recorded but not compiled).
     compile: Compile = LoadOptions.compile
-    # GiB of GPU memory that the policy may take (None: all that is free). A budget up to 10 % above what the GPU
-    # reports means all of the GPU, because a card reports less than its name says (an RTX 4090 reports 23.6).
+    # GiB of GPU memory that the policy may take (None: all that is free). The size in a card's name is fine, although
+    # the card reports less (an RTX 4090 23.6): up to 10 % more than it reports counts as all of it.
     memory_budget: Annotated[PositiveFloat | None, CHANGEABLE] = None
     # Largest number of observations in one forward pass of a rollout (None: all that are waiting). Fewer need less
     # memory.
@@ -118,7 +118,7 @@ class PhaseConfig:
     teacher: Literal["auto", "greedy", "median", "l1"] = "auto"
     # Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
     # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never).
-    warmup_agreement: Annotated[Share, CHANGEABLE] = 0.5
+    warmup_success_ratio: Annotated[Share, CHANGEABLE] = 0.5
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ class UpdateConfig:
     max_grad_norm: PositiveFloat = 1.0
     # Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank).
     lora_rank: PositiveInt = 16
-    # Blocks with adapters, counted from the end of the language model; the token head has one, too. What is below them
-    # is computed once, when the policy acts, and kept until the update has learned from it. all: adapters in all parts,
-    # also in the vision transformers, and a trained proprio projector. (A trained adapter keeps its own number.)
+    # Blocks with adapters, counted from the end of the language model; the token head has an adapter, too. All below
+    # is frozen: it is computed once, when the policy acts, and kept until the update has learned from it. all: adapters
+    # in all parts, also in the vision transformers, and a trained proprio projector. (A trained adapter keeps its own.)
     trained_blocks: PositiveInt | Literal["all"] = "all"
 
 
@@ -202,7 +202,8 @@ class UpdateConfig:
 class EvaluationConfig:
     """Evaluation of teacher and student on held-out initial states, during training."""
 
-    # Env steps between evaluations (also at step 0 and at the end).
+    # Env steps between evaluations; also at step 0, after the warmup and at the end. They come between updates, so
+    # never more often than --n-steps.
     eval_interval: PositiveInt = 20_000
     # Sampled episodes per task and held-out initial state (0: none), in addition to one greedy episode; more greedy
     # ones would be equal.

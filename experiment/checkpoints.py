@@ -32,7 +32,7 @@ class TrainerState:
     """The state of a run, apart from the policy's weights, the optimizer and the critic."""
 
     global_step: int = 0  # env steps of training rollouts
-    update: int = 0  # updates done
+    updates_done: int = 0
     metrics_bytes: int = 0  # length of metrics.jsonl when this state was saved
     evaluated_at: int | None = None  # global_step of the last evaluation
     # Successes and episodes of the teacher, which never changes and so is evaluated once.
@@ -52,7 +52,7 @@ class TrainerState:
         """Add an update: its env steps, successes, drawn groups, and whether it took any optimizer step."""
         self.global_step += rollout.env_steps
         self.episode_length = rollout.env_steps / len(rollout.trajectories)
-        self.update += 1
+        self.updates_done += 1
         self.updates_without_signal = 0 if steps_taken else self.updates_without_signal + 1
         for trajectory in rollout.trajectories:
             episode = trajectory.episode

@@ -10,7 +10,7 @@ from experiment.statistics import Successes, count_successes
 from rl.behaviour import Behaviour
 from rl.teacher import TeacherMode
 from rl.trajectory import Episode
-from vla.policy import Mode
+from vla.load_options import Mode
 
 Actor = Literal["student", "teacher"]
 
@@ -55,7 +55,7 @@ class EpisodeResult:
     init_state_id: int
     repeat: int
     actor: Actor  # teacher: the frozen teacher of a run
-    mode: Literal["greedy", "median", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
+    mode: Mode
     temperature: float | None  # of mode sample
     success: bool
     env_steps: int  # without the steps in which objects settle at the start

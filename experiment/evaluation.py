@@ -81,7 +81,7 @@ def evaluate_and_record(
     run.episode_s = (time.perf_counter() - started) / len(episodes)
     rates = count_by_rule(episodes, state)
     metrics = metrics_of(rates, episodes)
-    run.log_metrics(state.global_step, state.update, metrics)
+    run.log_metrics(state.global_step, state.updates_done, metrics)
     log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", describe(rates, metrics))
     if run.ranks.is_main:
         write_evaluation(config, run, learner, state.global_step, episodes)
@@ -200,14 +200,14 @@ def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
 
     The student fails only if its success rate is below the required one with a confidence of 95 %.
     """
-    required = phases.warmup_agreement * rates["teacher"].rate
+    required = phases.warmup_success_ratio * rates["teacher"].rate
     _, upper_bound = rates["greedy"].interval
     if upper_bound < required:
         raise BadInput(
             f"after the warmup the greedy student succeeds in {rates['greedy']}, and the teacher in "
             f"{rates['teacher']}: the student did not learn to imitate the teacher. Start again with more "
             "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "
-            "--warmup-agreement 0"
+            "--warmup-success-ratio 0"
         )
 
 

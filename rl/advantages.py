@@ -46,7 +46,9 @@ def trajectory_weights(batch: Batch) -> Tensor:
     """
     tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
     trajectory_tokens = torch.bincount(batch.trajectory, tokens)  # (M,)
-    return (tokens * len(batch) / trajectory_tokens[batch.trajectory] / len(trajectory_tokens)).float()
+    mean_weight_of_trajectory = len(batch) / len(trajectory_tokens)
+    share_of_trajectory = tokens / trajectory_tokens[batch.trajectory]  # (N,)
+    return (share_of_trajectory * mean_weight_of_trajectory).float()
 
 
 def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
@@ -55,7 +57,7 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
     absolute: the trajectory's return. Failed episodes have advantage 0, so they give no gradient and cost no compute.
     It is the default because it is the guide's (configs/presets.py), needs neither groups nor a baseline, and is never
     negative: negative advantages are what can make a policy collapse. Its price: at a success rate p the gradient has
-    1 / (1 - p) times the noise of one with a mean baseline, 4 times at 75 %.
+    1 / (1 - p) times the variance of one with a mean baseline, 4 times at 75 %.
     group (GRPO) and batch: the trajectory's return compared with those of other trajectories.
     """
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (M,)
@@ -122,12 +124,3 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], gae_la
             delta = values[row + 1] - values[row]
             advantages[row] = delta + gae_lambda * advantages[row + 1]
     return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
-
-
-def explained_variance(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory]) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
-    returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])[batch.trajectory]
-    variance = returns.var(unbiased=False)
-    if variance == 0:
-        return 0.0
-    return (1 - (returns - values).var(unbiased=False) / variance).item()

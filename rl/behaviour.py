@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from envs.env import Physics
 from rl.phases import PhaseState
 from rl.teacher import TeacherMode
 from rl.trajectory import Decision, Episode
+from vla.load_options import Mode
 from vla.tokens import token_logprobs
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Behaviour:
     epsilon: float  # probability that the teacher makes the rollout's first decision
     temperature: float  # the student's sampling temperature
     teacher_mode: TeacherMode = "greedy"
-    student_mode: Literal["greedy", "median", "sample", "l1"] = "sample"
+    student_mode: Mode = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     physics: Physics = "exact"  # the simulators' mode; evaluations always use exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images

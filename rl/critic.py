@@ -5,8 +5,9 @@ al. 2018). So a small network learns from a few hundred episodes in a second, wh
 values of a rollout come from networks fitted on earlier rollouts only. A critic fitted on the rollout's own outcomes
 would predict them, and the advantages would vanish.
 
-Networks fitted on a few episodes predict worse than the task's mean return. So a value lies between the two, where
-linear regression on the rollout before would have put it.
+Networks fitted on a few episodes predict worse than the task's mean return. So a value mixes the two:
+trust * prediction + (1 - trust) * mean, where trust is the slope of a linear regression of the last rollout's outcomes
+on the predictions for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WIDTH = 128  # of the hidden layers
 DROPOUT = 0.1
 WEIGHT_DECAY = 0.05
 LR = 2e-3
-PASSES = 10  # of a fit over the remembered decisions, an older one counting as its weight
+PASSES = 10  # how often a fit draws each remembered decision, on average; old ones by their weight less often
 BATCH_SIZE = 256
 LOGIT_LIMIT = 6.0  # logits are clamped to this in the loss: no outcome is certain
 
@@ -73,6 +74,7 @@ def old_and_new_rows(critic: Critic, trajectories: Sequence[Trajectory]) -> tupl
         ages = reversed(range(len(episodes_of_task)))
         for age, (states, episode_return) in zip(ages, episodes_of_task, strict=True):
             episodes.append((task_id, states, episode_return, 0.5 ** (age / HALF_LIFE)))
+    # Old and new become rows together, so that they get the same width and the same one-hot tasks.
     num_old = sum(len(states) for _, states, _, _ in episodes)
     episodes += [(t.episode.task_id, states_of(t), float(t.success), 1.0) for t in trajectories]
     rows = _rows(episodes)
@@ -100,20 +102,33 @@ def states_of(trajectory: Trajectory) -> Tensor:
 
 
 def predict_then_remember(
-    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
-) -> Tensor | None:
-    """The chance of success at every decision of a rollout, (N,); None if there was no rollout before it.
+    critic: Critic | None, trajectories: Sequence[Trajectory], seed: int, update_index: int
+) -> tuple[Tensor | None, dict[str, float]]:
+    """The chance of success at every decision of a rollout, (N,), and a metric of how good these values are.
 
-    Afterwards the critic learns from the rollout's outcomes, for the next one.
+    Afterwards the critic learns from the rollout's outcomes, for the next one. There are no values (None) without a
+    critic, and in the first rollout.
     """
+    if critic is None:
+        return None, {}
     values = None
+    metrics: dict[str, float] = {}
     if critic.episodes:
         old, new = old_and_new_rows(critic, trajectories)
         predictions = predict_success(old, new, seed, update_index)
         values = critic.trust * predictions + (1 - critic.trust) * _mean_returns(old, new.task_ids)
+        metrics["train/explained_variance"] = explained_variance(values, new.returns)
         critic.trust = regression_slope(predictions, new.returns, new.task_ids)
     critic.remember(trajectories)
-    return values
+    return values, metrics
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
+    variance = returns.var(unbiased=False)
+    if variance == 0:
+        return 0.0
+    return (1 - (returns - values).var(unbiased=False) / variance).item()
 
 
 def regression_slope(predictions: Tensor, returns: Tensor, task_ids: Tensor) -> float:

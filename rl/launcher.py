@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -23,17 +22,18 @@ log = logging.getLogger(__name__)
 GRACE_S = 30.0  # after one rank has stopped, how long the others may take to end (closing wandb takes time)
 
 
-def start_ranks() -> None:
-    """Run this command again as one process per visible GPU, and exit with their exit code.
+def ranks_to_start() -> int:
+    """How many ranks this process should start: one for each visible GPU.
 
-    Returns instead, so that this process trains, if it is one of several ranks already or sees no second GPU.
+    0, so that this process trains, if it is one of several ranks already or sees no second GPU.
     """
     if "WORLD_SIZE" in os.environ:
-        return
+        return 0
     num_gpus = torch.cuda.device_count()
     if num_gpus > 1:
-        sys.exit(run_as_ranks([sys.executable, *sys.argv], num_gpus))
+        return num_gpus
     log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
+    return 0
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:

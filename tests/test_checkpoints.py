@@ -54,7 +54,7 @@ def save(checkpoints: Path, learner: Learner, step: int, keep: int = 9) -> Path:
 def test_everything_comes_back(checkpoints, learner):
     state = TrainerState(
         global_step=512,
-        update=3,
+        updates_done=3,
         metrics_bytes=1234,
         evaluated_at=0,
         teacher=(7, 10),
@@ -131,10 +131,10 @@ def test_foreign_cut_and_missing_trainer_files_are_refused_in_one_line(checkpoin
 
 
 def test_an_update_is_counted_with_its_env_steps_successes_by_task_and_signal():
-    state = TrainerState(global_step=10, update=4)
+    state = TrainerState(global_step=10, updates_done=4)
     rollout = Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, 1.0, errors=0)
     state.count_update(rollout, steps_taken=1)
-    assert (state.global_step, state.update) == (10 + rollout.env_steps, 5)
+    assert (state.global_step, state.updates_done) == (10 + rollout.env_steps, 5)
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
     counts = []
     for steps_taken in (0, 0, 1, 0):

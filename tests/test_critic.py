@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rl.advantages import explained_variance
 from rl.critic import (
     FORGET_AFTER,
     Critic,
+    explained_variance,
     old_and_new_rows,
     predict_success,
     predict_then_remember,
 )
-from rl.trajectory import Trajectory, flatten
-from tests.fakes import ACTION_DIM, observation, trajectory
+from rl.trajectory import Trajectory
+from tests.fakes import observation, trajectory
 
 
 def played(count: int, task_id: int = 0) -> list[Trajectory]:
@@ -71,11 +71,11 @@ def test_values_do_not_know_the_outcomes_they_are_compared_with():
     lost = [replace(t, success=False) for t in new]
     critics = Critic(), Critic()
     for critic in critics:
-        assert predict_then_remember(critic, played(20), 0, 0) is None
+        assert predict_then_remember(critic, played(20), 0, 0) == (None, {})
         predict_then_remember(critic, played(20), 0, 1)
     assert 0 < critics[0].trust <= 1
     values, values_if_lost = (
-        predict_then_remember(critic, episodes, 0, 2)
+        predict_then_remember(critic, episodes, 0, 2)[0]
         for critic, episodes in zip(critics, (new, lost), strict=True)
     )
     assert torch.equal(values, values_if_lost)
@@ -90,18 +90,17 @@ def test_values_are_near_the_tasks_mean_where_states_say_nothing():
         critic = Critic()
         for update_index in range(3):
             new = played_by_chance(25, 10 * seed + update_index)
-            batch = flatten(new, ACTION_DIM)
             if update_index > 0:
-                predictions = predict_success(*old_and_new_rows(critic, new), seed, update_index)
-                of_predictions.append(explained_variance(predictions, batch, new))
-            values = predict_then_remember(critic, new, seed, update_index)
+                old_rows, new_rows = old_and_new_rows(critic, new)
+                predictions = predict_success(old_rows, new_rows, seed, update_index)
+                of_predictions.append(explained_variance(predictions, new_rows.returns))
+            values, metrics = predict_then_remember(critic, new, seed, update_index)
             if values is not None:
-                of_values.append(explained_variance(values, batch, new))
+                of_values.append(metrics["train/explained_variance"])
     assert sum(of_predictions) / len(of_predictions) > -0.2  # -0.7 with 400 steps
     assert sum(of_values) / len(of_values) > -0.1
-    other = predict_then_remember(
-        critic, played_by_chance(5, 99, task_id=3), 0, 9
-    )  # a task that it has not seen
+    not_seen = played_by_chance(5, 99, task_id=3)
+    other, _ = predict_then_remember(critic, not_seen, 0, 9)
     assert ((other > 0) & (other < 1)).all()
 
 

@@ -38,7 +38,7 @@ def starts_of_updates(
     state, starts = TrainerState(), []
     for played in updates:
         episodes = first_groups(
-            task, 2, len(played), update=state.update, groups_drawn=state.drawn, **options
+            task, 2, len(played), update=state.updates_done, groups_drawn=state.drawn, **options
         )
         trajectories = [Trajectory(episode) for episode in episodes if played[episode.group]]
         starts += [(t.episode.task_id, t.episode.init_state_id, t.episode.seed) for t in trajectories[::2]]

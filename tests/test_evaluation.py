@@ -158,7 +158,7 @@ def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_t
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
-    state = TrainerState(update=3)
+    state = TrainerState(updates_done=3)
     evaluate_at(120, run, learner, state, successes=7)
     (row,) = read_metrics(run.folder / METRICS_FILE)
     assert (row["global_step"], row["update"]) == (120, 3)
@@ -210,10 +210,10 @@ def test_a_hopeless_policy_stops_a_run_that_it_begins(phases, judged):
 
 def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitate():
     def check(student: int, share: float) -> None:
-        phases = changed(CONFIG, warmup_agreement=share).phases
+        phases = changed(CONFIG, warmup_success_ratio=share).phases
         check_imitation(phases, {"teacher": Successes(33, 50), "greedy": Successes(student, 50)})
 
-    with pytest.raises(BadInput, match="--warmup-agreement"):
+    with pytest.raises(BadInput, match="--warmup-success-ratio"):
         check(5, 0.5)  # its interval ends at 21 %
     check(10, 0.5)  # at 33 %
     check(5, 0.0)
@@ -221,7 +221,7 @@ def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitat
 
 def test_the_student_is_compared_with_its_teacher_after_the_warmup_alone(run, learner):
     state = TrainerState(evaluated_at=0, teacher=(9, 10))
-    with pytest.raises(BadInput, match="--warmup-agreement"):
+    with pytest.raises(BadInput, match="--warmup-success-ratio"):
         evaluate_at(35, run, learner, state, successes=0)
     assert state.evaluated_at == 0  # a resumed run compares them again
     state.evaluated_at = 35

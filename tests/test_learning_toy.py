@@ -101,9 +101,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     _, trajectories = collect(player, episodes, config.rollout.n_steps, bounds=None)
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
-        values = None
-        if learner.critic is not None:
-            values = predict_then_remember(learner.critic, trajectories, config.run.seed, update_index)
+        values, _ = predict_then_remember(learner.critic, trajectories, config.run.seed, update_index)
         batch = estimate_advantages(batch, trajectories, values, config.loss)
     return update(learner, batch, phase, config, update_index)
 

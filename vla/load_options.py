@@ -1,4 +1,4 @@
-"""How to load a policy. Kept apart from `vla.loading`, so that command lines can read it without importing torch."""
+"""How to load a policy, and how it can act. Command lines read this file, so it does not import torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,6 +6,9 @@ from typing import Literal
 FrozenWeights = Literal["auto", "float32", "bf16", "int8"]
 Compile = Literal["auto", "on", "off"]
 L1Student = Literal["tokens", "laplace"]
+Mode = Literal[
+    "greedy", "median", "sample", "l1"
+]  # how the policy turns its output into actions, see `Policy.act`
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.cuda_graphs import GraphedNetwork, Part
 from vla.dataset_statistics import STATISTICS_FILE, has_libero_gripper, scale_digest, unnormalise
 from vla.kept_states import KeptStates, TrunkStates, join_rows, split_rows, store
-from vla.load_options import LoadOptions
+from vla.load_options import LoadOptions, Mode
 from vla.loading import PolicyParts, load_parts
 from vla.model import configure_compiler
 from vla.optimizer import make_optimizer
@@ -36,8 +36,6 @@ from vla.tokens import choose_tokens, decode, encode, to_env, token_logprobs
 from vla.weights import fingerprint, pt_fingerprint
 
 log = logging.getLogger(__name__)
-
-Mode = Literal["greedy", "median", "sample", "l1"]
 
 # Number of parameters from which --compile auto compiles. Compiling takes a minute or more even for a small network.
 WORTH_COMPILING = 1_000_000_000

@@ -28,7 +28,7 @@ from configs.bounds import (
     POSITIVE,
     NonNegativeInt,
     PositiveFloat,
-    check_numbers,
+    check_fields,
 )
 from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import find_pack
@@ -85,7 +85,7 @@ def collect(args: DemosArgs) -> Counter[str]:
 
     Raises BadInput for wrong arguments, and for a folder of other settings.
     """
-    check_numbers(args)
+    check_fields(args)
     task_info(EnvSpec(args.task_suite, args.task_ids))  # refuses unknown tasks
     find_pack(args.assets)  # unpack looks now, rather than in all workers at the same time
     counts: Counter[str] = Counter(success=0, failure=0, fault=0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from configs.bounds import NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
+from configs.bounds import NOT_NEGATIVE, POSITIVE, SHARE, check_fields
 from contracts import BadInput
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
@@ -85,7 +85,7 @@ class SftArgs:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
         has_sizes = self.size != TinySize() or not self.proprio
         if self.init is not None and has_sizes:
             raise BadInput(

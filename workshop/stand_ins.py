@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 import tyro
 
 from command_line import main_guard, parse_flags
-from configs.bounds import POSITIVE, check_numbers
+from configs.bounds import POSITIVE, check_fields
 from contracts import read_json
 from envs.machine import usable_cores
 from experiment.statistics import count_successes
@@ -132,7 +132,7 @@ class Args:
     at_once: Annotated[int, POSITIVE] = max(1, usable_cores() // 4)
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
 
 def main(argv: Sequence[str]) -> None:
