@@ -107,9 +107,9 @@ class LiberoEnv:
         With a `placement` everything stands there instead; if an object does not stay where it was placed, the result's
         `error` says so.
         """
-        number = start.init_state_id
-        assert number is None or 0 <= number < self.num_init_states, f"{start=}"
-        stored_state, variant = (None, None) if number is None else self._numbered_starts[number]
+        index = start.init_state_id
+        assert index is None or 0 <= index < self.num_init_states, f"{start=}"
+        stored_state, variant = (None, None) if index is None else self._numbered_starts[index]
         self._episode = _Episode(start, stored_state, variant, placement)
         self.instruction = self.files.instruction
         if variant is not None:

@@ -281,7 +281,8 @@ def ask_teacher(
             acted = learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
             answers.append(acted.tokens)
         else:
-            logits = learner.policy.teacher_logits(part.observations, part.kept)
+            with learner.policy.teacher():
+                logits = learner.policy.chunk_logits(part.observations, part.kept)
             answers.append(F.log_softmax(logits / temperature, dim=-1).cpu())
     return learner.ranks.join_rows(torch.cat(answers), len(batch))
 

@@ -125,10 +125,6 @@ class FakePolicy(nn.Module):
         with self.teacher():
             return self.act(observations, mode, kept=kept)
 
-    def teacher_logits(self, observations: Sequence[Any], kept: Sequence[Any] | None = None) -> Tensor:
-        with self.teacher():
-            return self.chunk_logits(observations, kept)
-
     @contextmanager
     def teacher(self) -> Iterator[None]:
         before, self._is_teacher = self._is_teacher, True

@@ -15,7 +15,7 @@ from vla.policy import Policy
         (
             FakePolicy,
             Policy,
-            "act act_as_teacher teacher_logits chunk_logits teacher equals_teacher "
+            "act act_as_teacher chunk_logits teacher equals_teacher "
             "named_trainable_parameters save_adapter load_adapter make_optimizer",
         ),
         (FakePool, Pool, "reset step ready close"),

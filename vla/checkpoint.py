@@ -105,8 +105,8 @@ def _check_chunk_length(folder: Path, statistics: Mapping[str, DatasetStatistics
     has_two_arms = any(dataset.action.dim == TWO_ARMS_DIM for dataset in statistics.values())
     if has_two_arms and "num_action_chunks" not in read_json(folder / "config.json"):
         raise BadInput(
-            f"{folder}: actions have {TWO_ARMS_DIM} numbers, and config.json does not say how many actions a decision "
-            "has: write it there as num_action_chunks (25 in openvla-oft's training for ALOHA)"
+            f"{folder}/config.json does not say how many actions of {TWO_ARMS_DIM} numbers a decision has: "
+            "write it there as num_action_chunks (openvla-oft's training for ALOHA: 25)"
         )
 
 
@@ -148,7 +148,7 @@ def _check_foreign_adapter(adapter: Path, base: Path) -> None:
     """
     if base in adapter.parents:
         raise BadInput(
-            f"{adapter} lies inside its base {base}, as where its training has merged it into these weights already: "
+            f"{adapter} lies inside its base {base}, as if training had merged it already: "
             f"use {base} itself, or move the adapter out and name the base that it was trained on"
         )
     for path in (*adapter.glob("*--*checkpoint.pt"), *adapter.parent.glob("*--*checkpoint.pt")):

@@ -215,8 +215,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         if ctx.network.replays != ctx.replay_index:
             raise RuntimeError(
-                "another pass has overwritten the activations of this forward pass: call backward first, or load the "
-                "policy without CUDA graphs"
+                "another pass has overwritten this one's activations: call backward first, or do without CUDA graphs"
             )
         ctx.network.take_gradients()
         for recorded_gradient, gradient in zip(ctx.recording.output_gradients, gradients, strict=True):

@@ -178,9 +178,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
     is_same = (unmerged.argmax(-1) == merged.argmax(-1))[is_clear]
     agreement = is_same.float().mean().item() if len(is_same) else 1.0
     verdict = (
-        f"merged and unmerged policy agree on {agreement:.1%} of the {len(is_same)} action tokens (of "
-        f"{is_clear.numel()}) that rounding does not decide; their logits differ by {difference:.1e}, training changed "
-        f"them by {change_by_training:.1e}"
+        f"merged and unmerged policy agree on {agreement:.1%} of the {len(is_same)} tokens that rounding does "
+        f"not decide; their logits differ by {difference:.1e}, training changed them by {change_by_training:.1e}"
     )
     if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` is also true for NaN
         raise BadInput(

@@ -143,9 +143,9 @@ class Policy:
         tokens = tokens.cpu()
         if mode != "l1":
             chunk = decode(tokens.numpy()).reshape(len(tokens), self.chunk_length, self.action_dim)
-        if kept is None:
-            kept = [None] * len(observations) if states is None else store(split_rows(*states), self.kept_on)
-        return Acted(tokens, logprobs, self.env_actions(chunk), kept)
+        if kept is None and states is not None:
+            kept = store(split_rows(*states), self.kept_on)
+        return Acted(tokens, logprobs, self.env_actions(chunk), kept or [None] * len(tokens))
 
     def chunk_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
         """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v.
@@ -180,8 +180,11 @@ class Policy:
         missing = [one for one, row in zip(observations, known, strict=True) if row is None]
         if len(missing) == len(known):
             return self._run("trunk", *self.model_inputs(missing))
-        computed = iter(split_rows(*self._run("trunk", *self.model_inputs(missing))) if missing else [])
-        rows = [next(computed) if row is None else row for row in known]
+        computed: list[Tensor] = []
+        if missing:
+            computed = split_rows(*self._run("trunk", *self.model_inputs(missing)))
+        remaining = iter(computed)
+        rows = [next(remaining) if row is None else row for row in known]
         return join_rows(rows, self.model_inputs.prompt_length(observations[0]), self.device)
 
     def _outputs(
@@ -218,11 +221,6 @@ class Policy:
         """The teacher's decisions. kept: see `chunk_logits`; the frozen trunk is the teacher's, too."""
         with self.teacher():
             return self.act(observations, mode, kept=kept)
-
-    def teacher_logits(self, observations: Sequence[Observation], kept: KeptStates | None = None) -> Tensor:
-        """`chunk_logits` of the teacher. kept: see `act_as_teacher`."""
-        with self.teacher():
-            return self.chunk_logits(observations, kept)
 
     def equals_teacher(self) -> bool:
         """Whether this policy has not been trained away from its teacher, so that both decide the same greedily."""
@@ -268,13 +266,13 @@ class Policy:
         adapter = read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
             raise BadInput(
-                f"{adapter.folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
-                f"{self.base_model}: give the adapter's own base"
+                f"{adapter.folder} was trained on other weights ({adapter.base_model}) than {self.base_model}: "
+                "give its own base"
             )
         if adapter.head_fingerprint not in (None, self.head_fingerprint):
             raise BadInput(
-                f"{adapter.folder}: this adapter was trained beside another L1 head than that of {self.base_model} "
-                "(action_head--*.pt), or beside none: give its base as it was in training"
+                f"{adapter.folder} was trained beside another L1 head (action_head--*.pt) than {self.base_model} "
+                "has, or beside none: give its base as it was then"
             )
         formats = {adapter.frozen_weights, self.frozen_weights}
         if len(formats) == 2 and "int8" in formats:

@@ -55,9 +55,9 @@ class ImageProcessor:
 
     def normalisation(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, (2, 3, 1, 1) float32: backbone, RGB."""
-        means = torch.tensor([backbone.mean for backbone in self.tvf_normalize_params], device=device)
-        stds = torch.tensor([backbone.std for backbone in self.tvf_normalize_params], device=device)
-        return means[..., None, None], stds[..., None, None]
+        vectors = [(channels.mean, channels.std) for channels in self.tvf_normalize_params]
+        mean, std = torch.tensor(vectors, device=device)[..., None, None].unbind(1)
+        return mean, std
 
     @classmethod
     def load(cls, folder: Path) -> "ImageProcessor":
