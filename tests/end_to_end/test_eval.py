@@ -33,7 +33,9 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path):
     straight = tmp_path / "straight.json"
     killed = tmp_path / "killed.json"
     eval_program.main([*sampled, "--out", str(straight)])
-    cut = run_command("-m", "tests.end_to_end.killed", "chunk", "3", "eval", *sampled, "--out", str(killed))
+    cut = run_command(
+        "-m", "tests.end_to_end.struck", "SIGKILL", "chunk", "3", "eval", *sampled, "--out", str(killed)
+    )
     assert cut.returncode == -signal.SIGKILL, cut.stdout + cut.stderr
     assert len(episodes_in(killed)) == 1
     eval_program.main([*sampled, "--out", str(killed)])

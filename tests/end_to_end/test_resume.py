@@ -3,10 +3,7 @@
 Runs on a simulator that costs nothing; that an episode of LIBERO depends on its start alone is in test_libero.py.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,8 @@ from safetensors.torch import load_file
 
 import train_grpo
 from envs import pool
-from tests.end_to_end import reach
-from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run, records_of, run_command
+from tests.end_to_end import reach, struck
+from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of, run_command
 from tests.fakes import assert_same_bits
 from tests.stored_runs import comparable_metrics
 
@@ -48,29 +45,6 @@ def everything(smoke) -> list[str]:
     ]  # fmt: skip
 
 
-def stopped_by_sigterm(flags: list[str]) -> Path:
-    """The folder of a run that SIGTERM has stopped after its first update."""
-    with subprocess.Popen(
-        [sys.executable, "-m", reach.__name__, *flags],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        for line in process.stdout:
-            if "  success " in line:  # the first update is done
-                process.terminate()
-                break
-        output, errors = process.communicate(timeout=300)
-    run = only_run(flags)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "train_grpo.py: interrupted"
-    assert "Traceback" not in errors
-    assert output.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
-    return run
-
-
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
     everything, tmp_path, monkeypatch
 ):
@@ -81,10 +55,15 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     straight = only_run(flags)
     assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # otherwise equal weights would show nothing
 
-    run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
+    flags = flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped")
+    # The steps: two of the check before the run, one of the first update, two of the second.
+    stopped = run_command("-m", struck.__name__, "SIGTERM", "update", "5", reach.__name__, *flags)
+    run = only_run(flags)
+    assert (stopped.returncode, stopped.stderr) == (130, "train_grpo.py: interrupted\n")
+    assert f"--resume {run}" in stopped.stdout.splitlines()[-1]
     assert latest_of(run).name == "step_32"
     resume = ["--resume", str(run), "--total-steps", "128"]
-    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", reach.__name__, *resume)
+    killed = run_command("-m", struck.__name__, "SIGKILL", "checkpoint", "2", reach.__name__, *resume)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert latest_of(run).name == "step_32"
     assert (run / "checkpoints" / ".writing").exists()

@@ -1,0 +1,49 @@
+"""Run the `main` of a module, and send a signal to the process at a chosen moment.
+
+    python -m tests.end_to_end.struck SIGNAL WHERE COUNT MODULE ARGV...
+
+WHERE: chunk (before the COUNT-th chunk of actions of the inline simulator), update (before the COUNT-th optimizer step)
+or checkpoint (before the COUNT-th state is written, of a checkpoint or an evaluation). Of several ranks number 1 gets
+it.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import torch
+
+from command_line import main_guard
+from envs.libero import LiberoEnv
+
+PLACES = {
+    "chunk": (LiberoEnv, "step_chunk"),
+    "update": (torch.optim.AdamW, "step"),
+    "checkpoint": (torch, "save"),
+}
+
+
+def struck_at_call(signal_number: int, count: int, function: Callable) -> Callable:
+    """`function`, which first sends the signal to its process when it is called for the `count`-th time."""
+    num_calls = 0
+
+    def wrapped(*args, **kwargs):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == count:
+            os.kill(os.getpid(), signal_number)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    signal_name, where, count, module, *argv = sys.argv[1:]
+    if os.environ.get("RANK", "1") == "1":
+        owner, name = PLACES[where]
+        struck = struck_at_call(signal.Signals[signal_name], int(count), getattr(owner, name))
+        setattr(owner, name, struck)
+    main = importlib.import_module(module).main
+    sys.exit(main_guard("train_grpo.py", lambda _: main(argv), knows_ranks=True))
