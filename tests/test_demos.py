@@ -104,3 +104,9 @@ def test_a_folder_takes_one_recipe_and_one_simulator_only(folder, monkeypatch):
     monkeypatch.setattr(workshop.demos, "simulator_versions", lambda: {"mujoco": "3.9"})
     with pytest.raises(BadInput, match="simulator"):
         collect(_args(folder))
+
+
+def test_an_episode_draws_how_far_its_objects_are_moved(env):
+    distances = Counter(attempt_of(env, 0, index, DISTANCES_CM).moved_m for index in range(300))
+    assert distances.keys() == {0.0, 0.02, 0.04, 0.06, 0.08}
+    assert min(distances.values()) > 35

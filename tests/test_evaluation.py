@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -20,13 +21,15 @@ from experiment.evaluation import (
     evaluation_is_due,
     metrics_of,
     play_evaluation,
+    time_left,
 )
-from experiment.evaluator import Conditions, evaluate
+from experiment.evaluator import Conditions, evaluate, write_video
 from experiment.results import read_results
 from experiment.run_folder import METRICS_FILE, Run, read_metrics
 from experiment.statistics import Successes
+from rl.rollout import Rollout
 from rl.update import Learner
-from tests.fakes import FakePolicy, FakePool, Script, adamw
+from tests.fakes import FakePolicy, FakePool, Script, adamw, trajectory
 
 KEYS = [EpisodeKey("libero_spatial", 0, False, 40 + i) for i in range(4)]
 
@@ -65,6 +68,13 @@ def test_videos_are_kept_of_the_chosen_episodes(tmp_path, filmed, names):
     results = evaluate(FakePolicy(), pool, KEYS, Rule("greedy"), conditions)
     assert {result.init_state_id for result in results if result.video} == names
     assert all((tmp_path / "v" / result.video).is_file() for result in results if result.video)
+
+
+def test_a_video_has_every_frame_at_20_per_second(tmp_path):
+    write_video(tmp_path / "video.mp4", [np.full((256, 256, 3), 20 * i, dtype=np.uint8) for i in range(12)])
+    with imageio.get_reader(tmp_path / "video.mp4") as reader:
+        assert [frame.mean() for frame in reader] == pytest.approx([20 * i for i in range(12)], abs=6)
+        assert reader.get_meta_data()["fps"] == 20
 
 
 # who plays
@@ -155,6 +165,20 @@ def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_t
     assert [step for step in range(0, 100) if is_due(0, step)][:1] == [30]  # the warmup's end
     assert [step for step in range(0, 300) if is_due(30, step)][:1] == [100]
     assert [step for step in range(0, 300) if is_due(130, step)][:1] == [200]
+
+
+@pytest.mark.parametrize(
+    ("global_step", "seconds"),
+    [
+        (230, 7 * 300 + 2 * 30 * 3),  # seven updates of 12 env steps, evaluations at 300 and 310
+        (310, 30 * 3),  # the last evaluation
+    ],
+)
+def test_the_time_left_counts_updates_and_evaluations(global_step, seconds):
+    state = TrainerState(global_step, evaluated_at=global_step - 10)
+    rollout = Rollout([trajectory(2), trajectory(1)], {}, wall_s=40.0, errors=0)
+    config = changed(CONFIG, total_steps=310)
+    assert time_left(config, state, rollout, update_s=300, episode_s=3) == pytest.approx(seconds)
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
