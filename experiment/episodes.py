@@ -96,7 +96,7 @@ class Rule:
     def behaviour(self) -> Behaviour:
         teacher_mode: TeacherMode = "greedy" if self.mode == "sample" else self.mode
         return Behaviour(
-            epsilon=1.0 if self.actor == "teacher" else 0.0,
+            epsilon_start=1.0 if self.actor == "teacher" else 0.0,
             temperature=self.temperature or 1.0,
             teacher_mode=teacher_mode,
             student_mode=self.mode,

@@ -173,7 +173,7 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
     """
     first_phase = phase_at(0, config.phases)
     student = rates.get("sampled", rates["greedy"])
-    teacher_begins = first_phase.distils or first_phase.epsilon > 0
+    teacher_begins = first_phase.distils or first_phase.epsilon_start > 0
     baseline = rates["teacher"] if teacher_begins else student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         actor = "teacher" if teacher_begins else "student"

@@ -29,7 +29,7 @@ def rollout_metrics(
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": rollout.env_steps / rollout.wall_s,
         "rollout/teacher_fraction": sum(by_teacher) / len(by_teacher),
-        "rollout/epsilon": phase.epsilon,
+        "rollout/epsilon": phase.epsilon_start,
         "rollout/errors": rollout.errors,
         "rollout/time_s": rollout.wall_s,
         "schedule/phase": list(Phase).index(phase.phase),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Behaviour:
     """Who makes the decisions of a rollout, and what is recorded about them."""
 
-    epsilon: float  # probability that the teacher makes the rollout's first decision
+    epsilon_start: float  # probability that the teacher makes the rollout's first decision
     temperature: float  # the student's sampling temperature
     teacher_mode: TeacherMode = "greedy"
     student_mode: Mode = "sample"
@@ -43,7 +43,7 @@ class Behaviour:
         So epsilon depends on the place of a decision, and not on the speed of the simulators.
         """
         steps_before = episode.index * self.episode_length + env_steps
-        return max(0.0, self.epsilon - self.epsilon_fall * steps_before)
+        return max(0.0, self.epsilon_start - self.epsilon_fall * steps_before)
 
 
 def behaviour_in(
@@ -51,7 +51,7 @@ def behaviour_in(
 ) -> Behaviour:
     """The behaviour in the rollouts of a phase: the teacher, a mixture by epsilon, or the student acts."""
     return Behaviour(
-        epsilon=phase.epsilon,
+        epsilon_start=phase.epsilon_start,
         epsilon_fall=phase.epsilon_fall,
         episode_length=episode_length,
         temperature=config.rollout.temperature,
@@ -84,7 +84,7 @@ def decide(
             continue
         seen = [observations[row] for row in rows]
         if by_teacher:
-            acted, logprobs = act_as_teacher(policy, seen, behaviour)
+            acted, logprobs = let_teacher_act(policy, seen, behaviour)
         else:
             streams = [generators[row] for row in rows]
             acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, streams)
@@ -96,7 +96,7 @@ def decide(
     return [decision for decision, _ in in_order], np.stack([actions for _, actions in in_order])
 
 
-def act_as_teacher(
+def let_teacher_act(
     policy: Policy, observations: Sequence[Observation], behaviour: Behaviour
 ) -> tuple[Acted, Sequence[torch.Tensor | None]]:
     """The teacher's decisions, and the student's log-probs of them if they are recorded."""

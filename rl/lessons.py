@@ -1,4 +1,4 @@
-"""What a warmup learns from in which the student acts: all its rollouts so far, with the teacher's tokens.
+"""Lessons: all rollouts so far of a warmup in which the student acts, with the tokens that the teacher would choose.
 
 From the last rollout alone the student would forget what to do in the states of earlier ones, and could return to
 them. The guarantee of on-policy imitation is about all rollouts together (DAgger, Ross et al. 2011). They stay in main
@@ -32,7 +32,10 @@ def remember(lessons: list[Batch], batch: Batch) -> Batch:
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """One batch with the rows of all; without the hidden states, and with each batch's own numbers of trajectories."""
+    """One batch with the rows of all, without the hidden states.
+
+    Each batch numbers its trajectories from 0, so numbers repeat. Imitation does not read them.
+    """
     columns: dict[str, Tensor] = {}
     for name in batches[0].columns():
         columns[name] = torch.cat([batch.columns()[name] for batch in batches])

@@ -35,29 +35,29 @@ def distillation_loss(logits: Tensor, micro_batch: Batch, target: WarmupTarget) 
     logits (B, A, V), of the V action tokens.
     """
     # The tokens are the teacher's, even if the student acted.
-    columns = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
+    bins = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
     if target == "soft":
         assert micro_batch.teacher_logprobs is not None
         targets = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True).exp()  # (B, A, V)
     elif target == "spread":
-        targets = spread_over_bins(columns, SPREAD_BINS)
+        targets = spread_over_bins(bins, SPREAD_BINS)
     else:
-        targets = F.one_hot(columns, NUM_BINS)
+        targets = F.one_hot(bins, NUM_BINS)
     cross_entropy = -(targets * F.log_softmax(logits, dim=-1)).sum(-1)  # (B, A)
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
-        is_equal = (logits.argmax(-1) == columns).float()  # (B, A)
+        is_equal = (logits.argmax(-1) == bins).float()  # (B, A)
         accuracy = (micro_batch.weights * masked_mean(is_equal, micro_batch.executed)).sum()
     return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
 
 
-def spread_over_bins(columns: Tensor, deviation: float) -> Tensor:
-    """Gaussians of this standard deviation, in bins, around columns of the logits: (B, A) -> (B, A, V) probabilities.
+def spread_over_bins(bins: Tensor, deviation: float) -> Tensor:
+    """Gaussians around bins, of a standard deviation in bins: (B, A) -> (B, A, V) probabilities.
 
     Each bin has the Gaussian's mass over it, normalised over all bins (HL-Gauss, Farebrother et al. 2024).
     """
-    edges = torch.arange(NUM_BINS + 1, device=columns.device) - 0.5
-    masses = torch.special.ndtr((edges - columns[..., None]) / deviation).diff(dim=-1)
+    edges = torch.arange(NUM_BINS + 1, device=bins.device) - 0.5
+    masses = torch.special.ndtr((edges - bins[..., None]) / deviation).diff(dim=-1)
     return masses / masses.sum(-1, keepdim=True)
 
 
@@ -77,11 +77,11 @@ def ppo_loss(
     else:
         logratio = logprobs - old_logprobs  # (B, A)
         counted = executed
-    surrogate, ratio = clipped_surrogate(logratio, policy_advantages(micro_batch), counted, config)
+    policy_loss, ratio = surrogate_loss(logratio, policy_advantages(micro_batch), counted, config)
     all_logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     entropies = entropy(all_logprobs, executed)  # (B,)
-    loss = surrogate  # (B,)
-    statistics = ppo_statistics(surrogate, ratio, counted, entropies, logprobs, micro_batch, config)
+    loss = policy_loss  # (B,)
+    statistics = ppo_statistics(policy_loss, ratio, counted, entropies, logprobs, micro_batch, config)
     if config.kl_coef > 0:
         assert micro_batch.teacher_logprobs is not None
         teacher_logprobs = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True)
@@ -95,7 +95,7 @@ def ppo_loss(
 
 @torch.no_grad()
 def ppo_statistics(
-    surrogate: Tensor,
+    policy_loss: Tensor,
     ratio: Tensor,
     counted: Tensor,
     entropies: Tensor,
@@ -103,7 +103,7 @@ def ppo_statistics(
     micro_batch: Batch,
     config: LossConfig,
 ) -> Statistics:
-    """What `ppo_loss` reports of a micro-batch, from its surrogate and entropies (B,), ratios and `counted` (B, L).
+    """What `ppo_loss` reports of a micro-batch, from its policy loss and entropies (B,), ratios and `counted` (B, L).
 
     Only the loss is weighted.
     """
@@ -114,7 +114,7 @@ def ppo_statistics(
     share = counted / counted.sum(-1, keepdim=True)  # (B, L) the weight of each ratio in its decision's mean
     is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
     return {
-        "train/policy_loss": (micro_batch.weights * surrogate).sum(),
+        "train/policy_loss": (micro_batch.weights * policy_loss).sum(),
         "train/ratio_mean": (ratio * share).sum(),
         "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
         "train/clip_fraction": (is_outside * share).sum(),
@@ -126,10 +126,10 @@ def ppo_statistics(
     }
 
 
-def clipped_surrogate(
+def surrogate_loss(
     logratio: Tensor, advantages: Tensor, counted: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each decision (B,), which is -(mean clipped ratio) * advantage, and its ratios (B, L).
+    """The policy loss of each decision (B,), which is -(mean clipped ratio) * advantage, and its ratios (B, L).
 
     logratio, counted (B, L), True for the ratios that count; advantages (B,). This is PPO's pessimistic minimum of the
     clipped and the unclipped term (Schulman et al. 2017, eq. 7), written by the sign of the advantage:

@@ -13,7 +13,8 @@ from torch import Tensor
 from configs.sections import UpdateConfig
 
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
-RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
+# RL's learning rate stands under this name in the optimizer's only parameter group: so it is saved with its state.
+RL_LR = "rl_lr"
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
 # RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times 3e-5.
 MAX_LR_GROWTH = 100.0
@@ -59,5 +60,5 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
     if desired_kl is None or kl is None or math.isnan(kl):
         return
     group = optimizer.param_groups[0]
-    change = desired_kl / max(kl, desired_kl / MAX_LR_CHANGE)
-    group[RL_LR] = min(group["lr"] * max(change, 1 / MAX_LR_CHANGE), MAX_LR_GROWTH * settings.lr)
+    kl_in_bounds = min(max(kl, desired_kl / MAX_LR_CHANGE), desired_kl * MAX_LR_CHANGE)
+    group[RL_LR] = min(group["lr"] * desired_kl / kl_in_bounds, MAX_LR_GROWTH * settings.lr)

@@ -27,18 +27,15 @@ class PhaseState:
     phase: Phase
     # Probability that the teacher makes a rollout's first decision: 1 in the warmup (0 with --warmup-actor student), 0
     # in RL. In the transition it falls with every env step of the rollout.
-    epsilon: float
+    epsilon_start: float
     epsilon_fall: float = 0.0  # with each env step
+    # In the warmup with --warmup-actor student: the student learns what the teacher would have done.
+    needs_teacher_labels: bool = False
 
     @property
     def distils(self) -> bool:
         """Whether the student learns to imitate tokens; otherwise it learns from returns."""
         return self.phase is Phase.WARMUP
-
-    @property
-    def needs_teacher_labels(self) -> bool:
-        """Whether the student acts, and learns what the teacher would have done."""
-        return self.distils and self.epsilon == 0
 
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
@@ -46,18 +43,21 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     warmup_end = end_of_warmup(phases)
     transition_steps = phases.transition_steps if phases.warmup else 0
     if global_step < warmup_end:
-        epsilon = 0.0 if phases.warmup_actor == "student" else 1.0
-        return PhaseState(Phase.WARMUP, epsilon)
+        assert phases.warmup_actor != "auto"  # `settle_warmup` has replaced it
+        if phases.warmup_actor == "student":
+            return PhaseState(Phase.WARMUP, epsilon_start=0.0, needs_teacher_labels=True)
+        return PhaseState(Phase.WARMUP, epsilon_start=1.0)
     if global_step < warmup_end + transition_steps:
         share_done = (global_step - warmup_end) / transition_steps
-        return PhaseState(Phase.TRANSITION, epsilon=1.0 - share_done, epsilon_fall=1.0 / transition_steps)
-    return PhaseState(Phase.RL, epsilon=0.0)
+        return PhaseState(Phase.TRANSITION, 1.0 - share_done, epsilon_fall=1.0 / transition_steps)
+    return PhaseState(Phase.RL, epsilon_start=0.0)
 
 
 def rollout_steps(global_step: int, config: TrainConfig) -> int:
-    """The env steps of the rollout that begins at `global_step`: --n-steps, but in the warmup at most that.
+    """The env steps of the rollout that begins at `global_step`: --n-steps, and in the warmup at most that.
 
-    The rollouts of the warmup share its env steps equally. Otherwise the last one could play most of the transition's.
+    The warmup's env steps are divided equally among its rollouts. If each played --n-steps, the last one could play
+    most of the transition's.
     """
     n_steps = config.rollout.n_steps
     steps_left = end_of_warmup(config.phases) - global_step

@@ -131,6 +131,8 @@ class Ranks:
         """Turn communication errors within the block into RanksLost."""
         try:
             yield
+        except torch.OutOfMemoryError:  # this rank's own fault, although it is a RuntimeError
+            raise
         except (RuntimeError, pickle.UnpicklingError) as error:
             raise RanksLost(
                 f"rank {self.rank}: another rank has stopped (its own message says why) or did not answer in time "

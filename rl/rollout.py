@@ -140,13 +140,13 @@ class EpisodePlayer:
     max_batch: int | None = None  # largest number of observations in one forward pass; None: one per slot
     filmed: Container[Episode] = ()  # episodes whose frames are kept
     # Of the present or the last call of `play`:
-    times: dict[str, float] = field(default_factory=dict)  # seconds, see `Rollout`
-    errors: int = 0  # episodes played again after a simulator fault
+    times: dict[str, float] = field(init=False, default_factory=dict)  # seconds, see `Rollout`
+    errors: int = field(init=False, default=0)  # episodes played again after a simulator fault
     # Episodes left out since the last one that was played to its end.
-    left_out: list[Episode] = field(default_factory=list)
-    running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
+    left_out: list[Episode] = field(init=False, default_factory=list)
+    running: dict[int, _Attempt] = field(init=False, default_factory=dict)  # by slot
     # Slots that need a decision; the first has waited longest.
-    waiting: list[int] = field(default_factory=list)
+    waiting: list[int] = field(init=False, default_factory=list)
 
     def play(self, queue: EpisodeQueue) -> Iterator[Trajectory]:
         """Play until no episode is running and none may start. Yields each trajectory as soon as it has ended.
@@ -164,7 +164,7 @@ class EpisodePlayer:
             if self.waiting:
                 self.send_decisions()
             self.start_episodes(queue)
-        if self.pool.num_slots == 1:  # waiting for a single environment contains its work
+        if self.pool.num_slots == 1:  # a single simulator works in this process, while `ready` waits
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
 
@@ -261,6 +261,7 @@ class EpisodePlayer:
         """Decisions and actions (B, chunk, action_dim) for the first `batch_size` waiting slots."""
         attempts = [self.running[slot] for slot in self.waiting[:batch_size]]
         observations = [attempt.observation for attempt in attempts if attempt.observation is not None]
+        assert len(observations) == len(attempts)
         generators = [
             self.randomness.generator(attempt.trajectory.episode, len(attempt.trajectory.decisions))
             for attempt in attempts

@@ -39,13 +39,13 @@ class Episode:
 class Decision:
     """One decision of the policy: a chunk. `executed` is set when the simulator has played it."""
 
-    observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
+    observation: Observation | None  # its images uint8 on the CPU; None in an evaluation, which drops it
     tokens: Tensor  # (A,) int64 token ids of the chunk that was sent to the simulator
     by_teacher: bool
     # (A,) float32 at the sampling temperature; None where the teacher decided in the warmup
     student_logprobs: Tensor | None = None
     # What the policy's frozen trunk computed for the observation (`vla.kept_states`), until an update has used it; None
-    # where all of the network is trained, or where it was not kept
+    # where all of the network is trained, and in an evaluation
     kept: Tensor | None = None
     executed: int = 0  # how many of the chunk's actions the simulator executed
 
@@ -76,7 +76,9 @@ class Batch:
     kept: list[Tensor | None]  # N hidden states of a frozen trunk, see `Decision`; they stay where they are
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was executed
-    student_logprobs: Tensor  # (N, A) float32, of the student that played the rollout; zeros where it is None
+    # (N, A) float32, of the student that played the rollout; zeros for the teacher's decisions in the warmup, whose
+    # loss does not read them
+    student_logprobs: Tensor
     by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, index of the row's trajectory
     steps_to_end: Tensor  # (N,) int64, number of decisions that follow in the same trajectory
@@ -116,13 +118,15 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     """Join trajectories into one flat batch. `action_dim` tokens make one action (7 for LIBERO)."""
     decisions = [decision for trajectory in trajectories for decision in trajectory.decisions]
     lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
+    observations = [decision.observation for decision in decisions if decision.observation is not None]
+    assert len(observations) == len(decisions)
     num_tokens = len(decisions[0].tokens)
     executed_tokens = torch.tensor([decision.executed * action_dim for decision in decisions])
     executed = torch.arange(num_tokens)[None, :] < executed_tokens[:, None]
     zeros = torch.zeros(num_tokens)
     logprobs = [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
     return Batch(
-        observations=[d.observation for d in decisions if d.observation is not None],
+        observations=observations,
         kept=[decision.kept for decision in decisions],
         tokens=torch.stack([decision.tokens for decision in decisions]),
         executed=executed,

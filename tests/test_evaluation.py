@@ -85,6 +85,7 @@ CONFIG = changed(
     assets="lowpoly",
     eval_init_states=(40, 50),
     warmup_steps=30,
+    warmup_actor="teacher",
     n_steps=10,
     eval_interval=100,
     eval_trials=2,

@@ -81,8 +81,8 @@ def test_recomputed_blocks_change_nothing(small, observations):
 
 def played(policy, observations) -> Trajectory:
     """One episode of a decision for each observation, with the randomness of a rollout."""
-    behaviour = Behaviour(epsilon=0.0, temperature=1.0)
-    epsilons = [behaviour.epsilon] * len(observations)
+    behaviour = Behaviour(epsilon_start=0.0, temperature=1.0)
+    epsilons = [behaviour.epsilon_start] * len(observations)
     decisions, _ = decide(policy, observations, generators(len(observations)), epsilons, behaviour)
     for decision in decisions:
         decision.executed = policy.chunk_length

@@ -240,7 +240,7 @@ def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms):
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(advantage):
     case = make_case(advantage, mixed=True, ratio_level="token")
-    assert case.phase.epsilon == pytest.approx(0.6)
+    assert case.phase.epsilon_start == pytest.approx(0.6)
     assert {d.by_teacher for t in case.trajectories for d in t.decisions} == {True, False}
     assert (case.batch.advantages[case.batch.by_teacher] < 0).any() == (advantage != "absolute")
     assert_is_the_gradient_of_the_reference(case)

@@ -107,7 +107,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
 
 
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:
-    behaviour = Behaviour(epsilon=0.0, temperature=1.0)
+    behaviour = Behaviour(epsilon_start=0.0, temperature=1.0)
     starts = [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)]
     player = EpisodePlayer(policy, ToyPool(), behaviour, Randomness(seed, "evaluation"))
     return play_rollout(player, PlayAll(starts, ALONE))

@@ -11,10 +11,10 @@ from configs.sections import LossConfig
 from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
-    clipped_surrogate,
     distillation_loss,
     exact_kl,
     spread_over_bins,
+    surrogate_loss,
 )
 from rl.trajectory import Batch
 
@@ -39,7 +39,7 @@ def test_log_ratios_are_clamped_to_5(monkeypatch):
     monkeypatch.setattr("rl.losses.DUAL_CLIP", 1000.0)  # else its bound is met first
     logratio = torch.tensor([[-40.0], [-6.0], [4.0], [6.0], [1e4]], requires_grad=True)
     one = torch.ones(5, 1, dtype=torch.bool)
-    loss, ratio = clipped_surrogate(logratio, -torch.ones(5), one, LossConfig())
+    loss, ratio = surrogate_loss(logratio, -torch.ones(5), one, LossConfig())
     assert ratio.flatten().tolist() == pytest.approx([math.exp(v) for v in (-5, -5, 4, 5, 5)])
     loss.sum().backward()
     assert logratio.grad.flatten().tolist() == pytest.approx([0, 0, math.exp(4), 0, 0])

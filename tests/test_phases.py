@@ -16,32 +16,34 @@ steps = st.integers(0, 200)
 @given(step=steps, warmup=steps, transition=steps)
 def test_phase_is_given_by_the_intervals_alone_and_without_warmup_all_is_rl(step, warmup, transition):
     without = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
-    assert (phase_at(step, without).phase, phase_at(step, without).epsilon) == (Phase.RL, 0.0)
+    assert (phase_at(step, without).phase, phase_at(step, without).epsilon_start) == (Phase.RL, 0.0)
     intervals = {
         Phase.WARMUP: range(0, warmup),
         Phase.TRANSITION: range(warmup, warmup + transition),
         Phase.RL: range(warmup + transition, 10**6),
     }
-    state = phase_at(step, PhaseConfig(warmup_steps=warmup, transition_steps=transition))
+    state = phase_at(
+        step, PhaseConfig(warmup_steps=warmup, transition_steps=transition, warmup_actor="teacher")
+    )
     assert step in intervals[state.phase]
     assert state.distils == (state.phase is Phase.WARMUP)
 
 
 @given(warmup=steps, transition=steps, step=steps)
 def test_epsilon_starts_at_1_never_rises_and_falls_by_equal_amounts(warmup, transition, step):
-    phases = PhaseConfig(warmup_steps=warmup, transition_steps=transition)
-    epsilon = phase_at(step, phases).epsilon
-    next_epsilon = phase_at(step + 1, phases).epsilon
+    phases = PhaseConfig(warmup_steps=warmup, transition_steps=transition, warmup_actor="teacher")
+    epsilon = phase_at(step, phases).epsilon_start
+    next_epsilon = phase_at(step + 1, phases).epsilon_start
     in_transition = warmup <= step < warmup + transition
     assert 0 <= next_epsilon <= epsilon <= 1
     assert epsilon - next_epsilon == pytest.approx(1 / transition if in_transition else 0.0, abs=1e-9)
-    assert phase_at(0, phases).epsilon == (1.0 if warmup + transition else 0.0)
+    assert phase_at(0, phases).epsilon_start == (1.0 if warmup + transition else 0.0)
 
 
 def test_with_the_student_as_its_actor_the_warmup_has_no_teachers_decisions_and_the_rest_stays():
     lengths = {"warmup_steps": 100, "transition_steps": 100}
     student, teacher = (PhaseConfig(warmup_actor=actor, **lengths) for actor in ("student", "teacher"))
-    assert [phase_at(step, student).epsilon for step in (0, 99, 100, 150, 200)] == [0, 0, 1, 0.5, 0]
+    assert [phase_at(step, student).epsilon_start for step in (0, 99, 100, 150, 200)] == [0, 0, 1, 0.5, 0]
     assert phase_at(50, student).distils
     assert all(phase_at(step, student) == phase_at(step, teacher) for step in range(100, 300, 7))
 

@@ -18,7 +18,7 @@ from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, contents, random_observations
 from vla.tokens import token_logprobs
 
-STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
+STUDENT = Behaviour(epsilon_start=0.0, temperature=1.0, record_student_logprobs=True)
 RANDOMNESS = Randomness(seed=0, purpose="rollout", update_index=0)
 
 

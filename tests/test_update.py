@@ -30,7 +30,7 @@ LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])
 RL = phase_at(0, PhaseConfig(warmup=False))
-WARMUP = phase_at(0, PhaseConfig(warmup_steps=1))
+WARMUP = phase_at(0, PhaseConfig(warmup_steps=1, warmup_actor="teacher"))
 TRANSITION = phase_at(1, PhaseConfig(warmup_steps=1, transition_steps=2))
 
 

@@ -33,7 +33,7 @@ from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, conten
 
 LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
-STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
+STUDENT = Behaviour(epsilon_start=0.0, temperature=1.0, record_student_logprobs=True)
 WITH_GROUPS = changed(TrainConfig(), train_init_states=(0, 40), eval_init_states=(40, 50), group_size=2)
 EPISODES = TrainingEpisodes(WITH_GROUPS, update_index=0, groups_drawn={})
 
