@@ -4,6 +4,7 @@ The page is one file: charts, first frame and videos are inside. It needs no net
 """
 
 import base64
+import gc
 import logging
 import shlex
 import sys
@@ -82,6 +83,9 @@ def update_report(folder: Path) -> None:
     except Exception as error:
         command = f"python -m experiment.report {folder}"
         log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
+    # Charts are garbage in cycles. By itself Python collects it only when there are a quarter as many objects as live
+    # ones: 30 MiB more after some evaluations.
+    gc.collect()
 
 
 def conclude(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The page of a run: its rates are those of the evaluations, and it is one file that a browser shows anywhere."""
 
 import base64
+import gc
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from experiment.report import write_report
+from experiment.report import update_report, write_report
 from experiment.run_folder import read_run, video_folder
 from tests.stored_runs import ROWS, store, store_episodes
 
@@ -56,3 +57,8 @@ def test_a_run_that_has_hardly_begun_has_a_report_of_what_was_recorded(tmp_path,
     page = write_report(read_run(store(tmp_path, rows))).read_text()
     assert "Not finished" in page
     assert page.count("<h3>") == cards
+
+
+def test_a_run_that_goes_on_keeps_nothing_of_its_reports(folder):
+    update_report(folder)
+    assert gc.collect() < 100  # the charts are some thousands of objects
