@@ -325,18 +325,15 @@ def trajectory(
 
 def contents(trajectories: Sequence[Trajectory]) -> list[tuple]:
     """Everything about trajectories that learning sees, comparable with ==."""
-    return [
-        (
-            t.episode,
-            t.success,
-            t.env_steps,
-            [
-                (d.observation.proprio.tolist(), d.tokens.tolist(), d.by_teacher, d.executed, d.kept.tolist())
-                for d in t.decisions
-            ],
-        )
-        for t in trajectories
-    ]
+    everything = []
+    for one in trajectories:
+        decisions = []
+        for d in one.decisions:
+            tensors = (d.observation.proprio, d.tokens, d.kept, d.student_logprobs)
+            lists = [None if tensor is None else tensor.tolist() for tensor in tensors]
+            decisions.append((d.by_teacher, d.executed, lists))
+        everything.append((one.episode, one.success, one.env_steps, decisions))
+    return everything
 
 
 def acted_batch(

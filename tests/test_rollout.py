@@ -63,9 +63,6 @@ def test_order_of_completion_changes_nothing(lengths, n_steps, num_slots, group_
         for order in (None, *orders)
     ]
     assert len({str(contents(result.trajectories)) for result in results}) == 1
-    for t, same in zip(results[0].trajectories, results[1].trajectories, strict=True):
-        for a, b in zip(t.decisions, same.decisions, strict=True):
-            assert torch.equal(a.student_logprobs, b.student_logprobs)
 
 
 @settings(max_examples=40)
