@@ -207,7 +207,7 @@ def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
         if policy.l1_head is not None:
             base, _ = base_and_adapter(checkpoint)
             advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
-        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; {advice}")
+        raise BadInput(f"--mode l1: {checkpoint} has no L1 head to act by; {advice}")
     temperature = config.temperature or 1.0
     return [Rule(mode, temperature if mode == "sample" else None) for mode in dict.fromkeys(modes)]
 

@@ -189,8 +189,9 @@ class LiberoEnv:
         episode = self._episode
         variant = episode.variant
         arm_offset = 0.0 if variant is None else libero_plus.arm_offset(variant.arm)
-        placement = (self._placement_seed(attempt), episode.stored_state)
-        self.placement = simulator.reset(*(episode.requested_placement or placement), arm_offset)
+        seeded = (self._placement_seed(attempt), episode.stored_state)
+        seed, state = episode.requested_placement or seeded
+        self.placement = simulator.reset(seed, state, arm_offset)
         if variant is not None:
             libero_plus.move_camera(simulator.domain, variant.view)
 

@@ -39,7 +39,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
         self.policy = Policy.load(config.checkpoint, options)
         if config.mode == "l1" and not self.policy.can_act_by_l1:
             raise BadInput(
-                f"--policy.mode=l1: {config.checkpoint} has no L1 action head; use --policy.mode=greedy"
+                f"--policy.mode=l1: {config.checkpoint} has no L1 head to act by; use --policy.mode=greedy"
             )
         config.validate_features(self.policy.num_images)
         self.reset()

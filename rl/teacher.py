@@ -51,26 +51,26 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode, is_laplace: bool = Fal
 
 
 def choose_teacher(
-    phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, is_laplace: bool = False
+    phases: PhaseConfig, checkpoint: str, kl_coef: float, can_act_by_l1: bool, is_laplace: bool = False
 ) -> TeacherChoice:
     """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
 
-    checkpoint: the name of the one that is trained. has_l1_head: whether the teacher's checkpoint has one. is_laplace:
-    whether the teacher's tokens are drawn around its actions. Raises BadInput when the flags ask for what it cannot do.
+    checkpoint: the name of the one that is trained. can_act_by_l1, is_laplace: of the teacher, see `vla.policy.Policy`.
+    Raises BadInput when the flags ask for what it cannot do.
     """
-    if phases.teacher == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
+    if phases.teacher == "l1" and not can_act_by_l1:
+        raise BadInput(f"--teacher l1: {checkpoint} cannot act by an L1 head; use --teacher greedy")
     if phases.teacher != "auto":
         choice = TeacherChoice(phases.teacher, "as asked by --teacher")
     elif is_laplace:
         choice = TeacherChoice("greedy", "its likeliest tokens are those of its L1 head's actions")
-    elif has_l1_head:
+    elif can_act_by_l1:
         choice = TeacherChoice(
             "l1", "the checkpoint was trained by regression: its token logits mean nothing"
         )
     else:
         choice = TeacherChoice(
-            "greedy", "the checkpoint has no action head, so its likeliest tokens are the teacher's"
+            "greedy", "the checkpoint cannot act by an L1 head, so its likeliest tokens are the teacher's"
         )
     learns_distribution = phases.warmup and phases.warmup_target == "soft"
     if choice.mode == "l1" and (kl_coef > 0 or learns_distribution):

@@ -48,7 +48,7 @@ def test_a_cached_snapshot_is_used_where_the_hub_does_not_answer_and_lacks_a_hea
 ):
     assert resolve_checkpoint("someone/policy") == cached
     assert commit_of(cached) == COMMIT
-    assert "no action head" in caplog.text
+    assert "no L1 head" in caplog.text
 
 
 def test_files_that_the_cached_snapshot_lacks_are_asked_for_at_its_commit(cached, monkeypatch):

@@ -82,7 +82,7 @@ def test_at_the_start_it_equals_its_teacher_and_the_l1_head(l1_folder, observati
 
 def test_its_teacher_is_greedy_and_by_default_there_is_no_warmup():
     config = changed(TrainConfig(), l1_student="laplace")
-    teacher = choose_teacher(config.phases, "a/checkpoint", 0.1, has_l1_head=True, is_laplace=True)
+    teacher = choose_teacher(config.phases, "a/checkpoint", 0.1, can_act_by_l1=True, is_laplace=True)
     assert teacher.mode == "greedy"
     assert phase_at(0, settle_warmup(config, teacher.mode, is_laplace=True).phases).phase is Phase.RL
     with_warmup = changed(config, warmup_steps=512)

@@ -62,21 +62,21 @@ def test_the_transition_begins_where_it_should_and_no_rollout_is_a_small_rest(wa
 
 
 def test_an_l1_head_is_the_teacher_unless_another_is_asked_for():
-    def mode(teacher: str, has_l1_head: bool) -> str:
-        return choose_teacher(PhaseConfig(teacher=teacher), "a/checkpoint", 0.0, has_l1_head).mode
+    def mode(teacher: str, can_act_by_l1: bool) -> str:
+        return choose_teacher(PhaseConfig(teacher=teacher), "a/checkpoint", 0.0, can_act_by_l1).mode
 
     assert (mode("auto", True), mode("auto", False)) == ("l1", "greedy")
     assert [mode(teacher, True) for teacher in ("greedy", "median", "l1")] == ["greedy", "median", "l1"]
 
 
 @pytest.mark.parametrize(
-    ("phases", "kl_coef", "has_l1_head", "flag"),
+    ("phases", "kl_coef", "can_act_by_l1", "flag"),
     [
         ({"teacher": "l1"}, 0.0, False, "--teacher l1"),
         ({}, 0.1, True, "--kl-coef"),
         ({"warmup_target": "soft"}, 0.0, True, "--warmup-target soft"),
     ],
 )
-def test_a_teacher_that_cannot_be_is_refused(phases, kl_coef, has_l1_head, flag):
+def test_a_teacher_that_cannot_be_is_refused(phases, kl_coef, can_act_by_l1, flag):
     with pytest.raises(BadInput, match=flag):
-        choose_teacher(PhaseConfig(**phases), "a/checkpoint", kl_coef, has_l1_head)
+        choose_teacher(PhaseConfig(**phases), "a/checkpoint", kl_coef, can_act_by_l1)

@@ -128,7 +128,7 @@ def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero
     ("changes", "flag"),
     [
         ({"lr": 1e18, "warmup_steps": 0}, "--lr"),
-        ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no action head
+        ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no L1 head
     ],
 )
 def test_a_training_that_fails_leaves_nothing(demos, tmp_path, changes, flag):

@@ -40,9 +40,7 @@ def resolve_checkpoint(name: str) -> Path:
         if cached is not None:
             log.info("%s: the cache is used as it is, because the hub gave %s", name, type(error).__name__)
             if not any(cached.glob("action_head--*")):
-                log.warning(
-                    "%s: its cache has no action head: if the hub has one, this is another policy", name
-                )
+                log.warning("%s: its cache has no L1 head: if the hub has one, this is another policy", name)
             return cached
         raise BadInput(
             f"checkpoint {name}: no such folder, and downloading it gave {type(error).__name__} "

@@ -12,8 +12,8 @@ the same parameters are trained as by RL, in as much memory: adapters on every l
 the proprio projector; the output is an adapter folder, which train_grpo.py and eval.py take as --checkpoint. Both hold
 sft_metrics.jsonl, sft_run.json (how it was made) and first_frame.png (what the network sees).
 
-With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
-but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.
+With --l1 an L1 head learns the continuous actions, by their mean absolute error, together with all other parameters
+but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its L1 head.
 """
 
 import signal

@@ -58,7 +58,7 @@ class SftArgs:
     num_images: Literal[1, 2] | None = None
     # Whether random weights read the robot's state, too. The public checkpoints with a token head do not.
     proprio: bool = True
-    # Train an action head by L1 regression and leave the token head untrained, as in the public L1 checkpoints.
+    # Train an L1 head (by L1 regression) and leave the token head untrained, as in the public L1 checkpoints.
     l1: bool = False
     # How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own.
     flip: Flip = "none"
