@@ -246,8 +246,6 @@ class EpisodePlayer:
             size_that_fits, (decisions, actions) = shrink_until_it_fits(
                 self.policy.network, batch_size, self.decide, learns=False
             )
-            if size_that_fits < batch_size:
-                self.max_batch = size_that_fits
         slots = self.waiting[:size_that_fits]
         del self.waiting[:size_that_fits]
         for slot, decision, chunk in zip(slots, decisions, actions, strict=True):

@@ -115,7 +115,7 @@ class Minibatch:
 class Progress:
     """What the epochs of an update have done so far."""
 
-    micro_batch_size: int  # smaller once memory has run out
+    micro_batch_size: int  # smaller once memory has run out, see `shrink_until_it_fits`
     sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
     # L2 norms before clipping, of all optimizer steps; NaN where one was skipped.
     gradient_norms: list[float] = field(default_factory=list)

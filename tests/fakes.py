@@ -72,6 +72,7 @@ class FakePolicy(nn.Module):
         self.register_buffer("base", 2.0 * torch.randn(shape, generator=generator))
         self.adapter = nn.Parameter(adapter_scale * torch.randn(shape, generator=generator))
         self.bias = nn.Parameter(torch.zeros(shape[0]))
+        self.largest_batches: dict[bool, int] = {}
         self.rows_run = 0  # observations that went through chunk_logits
         self.modes: list[tuple[str, int]] = []  # (who decided how, batch size) of each call of act
 

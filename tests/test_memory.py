@@ -33,7 +33,9 @@ def policy_on_gpu(monkeypatch):
     adapters = torch.zeros(ADAPTER_BYTES // 4, device="meta")
     return SimpleNamespace(
         device=torch.device("cuda", 0),
-        network=SimpleNamespace(num_blocks=81, recomputed_blocks=0, is_compiled=False, trained_blocks=None),
+        network=SimpleNamespace(
+            num_blocks=81, recomputed_blocks=0, largest_batches={}, is_compiled=False, trained_blocks=None
+        ),
         num_images=1,
         statistics=SimpleNamespace(proprio=None),
         named_trainable_parameters=lambda: [("adapters", adapters)],
@@ -116,6 +118,7 @@ def test_budget_and_other_processes_limit_what_is_free(monkeypatch, budget_share
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up(policy):
     assert sizes_tried(policy.network, 5, learns=True) == [5, 2, 1, 1]  # the last with recomputed activations
     assert sizes_tried(policy.network, 5, learns=False) == [5, 2, 1]
+    assert sizes_tried(policy.network, 5, learns=False) == [1]  # which later calls begin with
 
 
 def sizes_tried(network, batch_size: int, learns: bool) -> list[int]:

@@ -202,6 +202,9 @@ def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once(
     collected = play(FakePool(lengths_script(10), num_slots=4), source=episodes(6), policy=policy)
     roomy = play(FakePool(lengths_script(10), 4), source=episodes(6))
     assert contents(collected.trajectories) == contents(roomy.trajectories)
+    policy.modes.clear()
+    play(FakePool(lengths_script(10), num_slots=4), source=episodes(6), policy=policy)
+    assert {size for _, size in policy.modes} == {1}  # a later rollout does not run out of memory again
     policy.room = 0
     with pytest.raises(BadInput, match="--max-batch"):
         play(FakePool(lengths_script(10)), source=episodes(1), policy=policy)

@@ -240,10 +240,12 @@ def shrink_until_it_fits(
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with half the size if GPU memory runs out. Returns the size and the result.
 
-    learns: whether it computes gradients. Then all blocks recompute their activations if even the smallest batch does
-    not fit. Raises BadInput when nothing is left to try.
+    The network remembers the smaller size, with which later calls begin. learns: whether it computes gradients. Then
+    all blocks recompute their activations if even the smallest batch does not fit. Raises BadInput when nothing is left
+    to try.
     """
     smallest = smallest_micro_batch(network) if learns else 1
+    batch_size = min(batch_size, network.largest_batches.get(learns, batch_size))
     while True:
         try:
             return batch_size, compute(batch_size)
@@ -253,6 +255,7 @@ def shrink_until_it_fits(
         torch.cuda.empty_cache()  # does nothing on a CPU
         if batch_size > smallest:
             batch_size = max(batch_size // 2, smallest)
+            network.largest_batches[learns] = batch_size
             log.warning(
                 "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size
             )

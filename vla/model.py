@@ -111,6 +111,8 @@ class OpenVLAOFT(nn.Module):
         # How many blocks recompute their activations in the backward pass: the first ones of those in training. Vision
         # comes first, where recomputing saves the most memory for the time that it takes.
         self.recomputed_blocks = 0
+        # Once memory has run out: the largest batches to try, by whether they learn (see `vla.memory`)
+        self.largest_batches: dict[bool, int] = {}
         # The functions that run a block, or their compiled versions
         self._vit_block: Callable[..., Tensor] = vit_block
         self._llama_block: Callable[..., Tensor] = llama_block
