@@ -153,8 +153,8 @@ def _check_foreign_adapter(adapter: Path, base: Path) -> None:
         )
     for path in (*adapter.glob("*--*checkpoint.pt"), *adapter.parent.glob("*--*checkpoint.pt")):
         raise BadInput(
-            f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge with "
-            "openvla-oft's merge_lora_weights_and_save.py, and give the merged folder"
+            f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: "
+            "merge by openvla-oft's merge_lora_weights_and_save.py, and give that folder"
         )
 
 

@@ -58,8 +58,8 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
         network, head = _load_networks(info, unnorm_key, options, device)
     except torch.OutOfMemoryError as error:
         raise BadInput(
-            f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
-            "raise --memory-budget, or use a GPU with more memory"
+            f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on it, "
+            "raise --memory-budget, or use a larger one"
         ) from None
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(info, options, unnorm_key, base_model, tokenizer, processor, network, head, adapter)
@@ -69,7 +69,7 @@ def check_scale(adapter: StoredAdapter, info: CheckpointInfo) -> None:
     """Raise BadInput if the statistics that an adapter was trained with are no longer among the checkpoint's."""
     if adapter.scale not in (None, *map(scale_digest, info.statistics.values())):
         raise BadInput(
-            f"{info.statistics_folder} has no statistics that scale actions as in the training of {adapter.folder}: "
+            f"{info.statistics_folder} has no statistics that scale as in the training of {adapter.folder}: "
             f"copy its own {STATISTICS_FILE} there again"
         )
 

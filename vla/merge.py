@@ -102,8 +102,8 @@ def check_named_base(adapter: StoredAdapter, base: str) -> None:
     named = str(adapter.base_model)
     if adapter.base_fingerprint is None and Path(base).resolve() != Path(named).resolve():
         raise BadInput(
-            f"--base {base}: {adapter.folder} was trained on {named}, and nothing tells whether these are the same "
-            "weights; if they are, write it as base_model_name_or_path in its adapter_config.json"
+            f"--base {base}: {adapter.folder} was trained on {named}; if these are the same weights, "
+            "write it as base_model_name_or_path in its adapter_config.json"
         )
 
 
@@ -172,7 +172,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
     change_by_training = (unmerged - untrained).abs().amax(-1).median().item()
     # Measured: rounding the bundled policy to bfloat16 changes its logits by 0.7 * precision * the largest logit, and
     # rounding an earlier one by 2.5 times that product.
-    limit = max(change_by_training / 2, 8 * precision * unmerged.abs().amax(-1).median().item(), 1e-3)
+    largest_logit = unmerged.abs().amax(-1).median().item()
+    limit = max(change_by_training / 2, 8 * precision * largest_logit, 1e-3)
     best_two = unmerged.topk(2).values
     is_clear = best_two[..., 0] - best_two[..., 1] > 4 * difference
     is_same = (unmerged.argmax(-1) == merged.argmax(-1))[is_clear]
@@ -183,8 +184,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
     )
     if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` is also true for NaN
         raise BadInput(
-            f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; use the "
-            "adapter folder itself (as --checkpoint), or try another --device"
+            f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; use "
+            "the adapter folder itself, or another --device"
         )
     return verdict
 

@@ -142,7 +142,7 @@ class Policy:
             )
         tokens = tokens.cpu()
         if mode != "l1":
-            chunk = decode(tokens.numpy()).reshape(len(tokens), self.chunk_length, self.action_dim)
+            chunk = decode(tokens.numpy()).reshape(-1, self.chunk_length, self.action_dim)
         if kept is None and states is not None:
             kept = store(split_rows(*states), self.kept_on)
         return Acted(tokens, logprobs, self.env_actions(chunk), kept or [None] * len(tokens))
