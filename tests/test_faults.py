@@ -212,7 +212,7 @@ def test_after_a_signal_during_a_rollout_the_run_goes_on_to_the_same_result(monk
 def test_kill_9_while_a_checkpoint_is_written_loses_the_rollout_under_way_at_most(tmp_path, moment):
     run = killed_at(moment, tmp_path)
     finished = sum("rollout/trajectories" in row for row in read_metrics(run / METRICS_FILE))
-    assert stored_state(run)["update"] >= finished - 1  # a record comes before its checkpoint
+    assert stored_state(run)["updates_done"] >= finished - 1  # a record comes before its checkpoint
     assert resumes_to_the_same_result(run)
     assert list((run / "checkpoints").glob(".*")) == []
 
@@ -254,7 +254,7 @@ def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypa
     capsys.readouterr()
     assert command_line(monkeypatch, "--resume", str(run)) == 2
     assert "no learning signal" in one_line(capsys.readouterr().err)
-    assert stored_state(run)["update"] == MAX_UPDATES_WITHOUT_SIGNAL
+    assert stored_state(run)["updates_done"] == MAX_UPDATES_WITHOUT_SIGNAL
 
 
 def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best(monkeypatch, tmp_path):
