@@ -81,13 +81,13 @@ from experiment.terminal import Activity, log_to_terminal, show_progress
 from preflight import check_machine, probe
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
+from rl.collect import collect
 from rl.critic import predict_then_remember
-from rl.curriculum import TrainingEpisodes, task_probabilities
-from rl.dynamic_sampling import collect
 from rl.launcher import ranks_to_start, run_as_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
 from rl.randomness import Randomness
 from rl.rollout import EpisodePlayer, Rollout
+from rl.training_episodes import TrainingEpisodes, task_probabilities
 from rl.trajectory import Trajectory, flatten
 from rl.update import Learner, number_of_epochs, update
 from rl.update_metrics import stop_without_signal

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from contracts import BadInput, first_line, flush, replaced, resolve_pointer
-from rl.curriculum import UNKNOWN
 from rl.lessons import from_tensors, to_tensors
 from rl.rollout import Rollout
+from rl.training_episodes import UNKNOWN
 from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from experiment.statistics import Successes, count_successes
 from rl.behaviour import Behaviour
-from rl.teacher import TeacherMode
+from rl.teacher_choice import TeacherMode
 from rl.trajectory import Episode
 from vla.load_options import Mode
 

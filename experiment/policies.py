@@ -8,7 +8,7 @@ from configs.config import TrainConfig
 from configs.sections import ModelConfig, UpdateConfig
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
-from rl.teacher import TeacherChoice, choose_teacher
+from rl.teacher_choice import TeacherChoice, choose_teacher
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import scale_digest

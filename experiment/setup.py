@@ -23,7 +23,7 @@ from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import SimulatorCount, count_for_training, find_renderer_apart
 from experiment.terminal import log_row
 from rl.ranks import Ranks, join_ranks
-from rl.teacher import settle_warmup
+from rl.teacher_choice import settle_warmup
 from rl.update import Learner, make_learner
 from vla.hub import commit_of
 from vla.memory import Plan, RolloutSize, plan_update

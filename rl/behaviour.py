@@ -13,7 +13,7 @@ from configs.config import TrainConfig
 from contracts import Observation
 from envs.env import Physics
 from rl.phases import PhaseState
-from rl.teacher import TeacherMode
+from rl.teacher_choice import TeacherMode
 from rl.trajectory import Decision, Episode
 from vla.load_options import Mode
 from vla.tokens import token_logprobs

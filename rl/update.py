@@ -9,7 +9,8 @@ A decision is active if it can contribute a gradient (`Objective.is_active`); th
 What bounds how far one update moves the policy:
   clip_low, clip_high   once a token's probability has changed by this share in the direction that its advantage asks
                         for, the token has no gradient any more (rl/losses.py)
-  max_grad_norm         the gradient of each step is scaled down to this norm; a broken one is skipped (rl/optimizer.py)
+  max_grad_norm         the gradient of each step is scaled down to this norm; a broken one is skipped
+                        (rl/optimizer_step.py)
   desired_kl            the learning rate of the next update follows the KL that this one has measured (`follow_kl`)
 No limit of KL ends an update early: it takes all its epochs.
 """
@@ -31,11 +32,11 @@ from configs.sections import UpdateConfig
 from rl.critic import Critic
 from rl.lessons import draw, remember
 from rl.losses import SOFT_TEMPERATURE, Statistics, distillation_loss, policy_advantages, ppo_loss
-from rl.optimizer import follow_kl, optimizer_step, rl_learning_rate
+from rl.optimizer_step import follow_kl, optimizer_step, rl_learning_rate
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
-from rl.teacher import TeacherMode
+from rl.teacher_choice import TeacherMode
 from rl.trajectory import Batch
 from rl.update_metrics import (
     MEASURED_AFTERWARDS,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 SAMPLE_SIZE = 256  # decisions of the whole rollout, active or not, on which an update is measured at its end
 
 
-@dataclass(frozen=True)
+@dataclass
 class Learner:
     """What an update changes (policy, optimizer, critic), and the ranks that train it together."""
 
@@ -251,15 +252,18 @@ def add_gradient(objective: Objective, micro_batch: Batch, minibatch_size: int) 
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """Add to the batch what its loss needs of the teacher, tokens or log-probs, and earlier rollouts of the warmup."""
+    """Add to the batch what its loss needs: the teacher's tokens or log-probs, and earlier rollouts of the warmup.
+
+    The rollouts of a warmup in which the student acts are remembered as lessons, and forgotten after that warmup.
+    """
     micro_batch_size = int(config.update.micro_batch_size)
     if phase.needs_teacher_labels:
-        batch = replace(batch, tokens=ask_teacher(learner, batch, micro_batch_size))
+        batch = replace(batch, tokens=teacher_tokens(learner, batch, micro_batch_size))
     if phase.distils and config.phases.warmup_target == "soft":
-        logprobs = ask_teacher(learner, batch, micro_batch_size, SOFT_TEMPERATURE)
+        logprobs = teacher_logprobs(learner, batch, micro_batch_size, SOFT_TEMPERATURE)
         batch = replace(batch, teacher_logprobs=logprobs)
     if config.loss.kl_coef > 0 and not phase.distils:
-        logprobs = ask_teacher(learner, batch, micro_batch_size, config.rollout.temperature)
+        logprobs = teacher_logprobs(learner, batch, micro_batch_size, config.rollout.temperature)
         batch = replace(batch, teacher_logprobs=logprobs)
     if phase.needs_teacher_labels:
         return remember(learner.lessons, batch)
@@ -267,24 +271,24 @@ def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: Tra
     return batch
 
 
-@torch.no_grad()
-def ask_teacher(
-    learner: Learner, batch: Batch, micro_batch_size: int, temperature: float | None = None
-) -> Tensor:
-    """What the teacher makes of the batch's observations. Each rank asks it for a part of the rows.
-
-    temperature: at which its log-probs are wanted, (N, A, V) on the CPU; None: the tokens that it chooses, (N, A).
-    """
-    answers: list[Tensor] = []
+def teacher_tokens(learner: Learner, batch: Batch, micro_batch_size: int) -> Tensor:
+    """The tokens (N, A) that the teacher chooses for the batch's observations. Each rank asks it for some of them."""
+    tokens: list[Tensor] = []
     for part in batch[learner.ranks.rows_of_rank(len(batch))].split(micro_batch_size):
-        if temperature is None:
-            acted = learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
-            answers.append(acted.tokens)
-        else:
-            with learner.policy.teacher():
-                logits = learner.policy.chunk_logits(part.observations, part.kept)
-            answers.append(F.log_softmax(logits / temperature, dim=-1).cpu())
-    return learner.ranks.join_rows(torch.cat(answers), len(batch))
+        acted = learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
+        tokens.append(acted.tokens)
+    return learner.ranks.join_rows(torch.cat(tokens), len(batch))
+
+
+@torch.no_grad()
+def teacher_logprobs(learner: Learner, batch: Batch, micro_batch_size: int, temperature: float) -> Tensor:
+    """The teacher's log-probs (N, A, V) at a temperature, on the CPU. Each rank computes a part of the rows."""
+    logprobs: list[Tensor] = []
+    for part in batch[learner.ranks.rows_of_rank(len(batch))].split(micro_batch_size):
+        with learner.policy.teacher():
+            logits = learner.policy.chunk_logits(part.observations, part.kept)
+        logprobs.append(F.log_softmax(logits / temperature, dim=-1).cpu())
+    return learner.ranks.join_rows(torch.cat(logprobs), len(batch))
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from configs.config import TrainConfig
 from configs.sections import RolloutConfig, RunConfig, TaskConfig
 from experiment.checkpoints import TrainerState
-from rl.curriculum import TrainingEpisodes, task_probabilities
 from rl.rollout import Rollout
+from rl.training_episodes import TrainingEpisodes, task_probabilities
 from rl.trajectory import Trajectory
 
 tasks = st.builds(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rl.behaviour import Behaviour
-from rl.dynamic_sampling import collect, informative_groups
+from rl.collect import collect, informative_groups
 from rl.randomness import Randomness
 from rl.rollout import EpisodePlayer, Rollout
 from rl.trajectory import Episode, Trajectory

@@ -32,7 +32,7 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.env import TaskInfo
 from experiment.run_folder import METRICS_FILE, read_metrics
-from rl.teacher import TeacherChoice
+from rl.teacher_choice import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics

@@ -8,7 +8,7 @@ import torch
 
 from configs.config import TrainConfig, changed
 from rl.phases import Phase, phase_at
-from rl.teacher import choose_teacher, settle_warmup
+from rl.teacher_choice import choose_teacher, settle_warmup
 from tests.small_checkpoint import load_policy, trained_policy
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import merge

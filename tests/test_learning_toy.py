@@ -16,15 +16,15 @@ from configs.config import TrainConfig, changed
 from contracts import Observation
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
+from rl.collect import collect
 from rl.critic import predict_then_remember
-from rl.curriculum import TrainingEpisodes
-from rl.dynamic_sampling import collect
 from rl.episode_queue import PlayAll
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE
 from rl.rollout import EpisodePlayer, Rollout, play_rollout
-from rl.teacher import settle_warmup
+from rl.teacher_choice import settle_warmup
+from rl.training_episodes import TrainingEpisodes
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, make_learner, update
 from tests.fakes import BINS, FakePool, Playing, Script, ToyPolicy, observation

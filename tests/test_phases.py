@@ -8,7 +8,7 @@ from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig
 from contracts import BadInput
 from rl.phases import Phase, phase_at, rollout_steps
-from rl.teacher import choose_teacher
+from rl.teacher_choice import choose_teacher
 
 steps = st.integers(0, 200)
 

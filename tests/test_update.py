@@ -12,7 +12,7 @@ from configs.sections import PhaseConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
 from rl.advantages import trajectory_weights
 from rl.losses import approx_kl
-from rl.optimizer import follow_kl, rl_learning_rate
+from rl.optimizer_step import follow_kl, rl_learning_rate
 from rl.phases import phase_at
 from rl.update import Learner, Objective, draw_minibatches, prepare_batch, update
 from tests.fakes import (

@@ -24,7 +24,7 @@ from contracts import BadInput, Observation, unfinished_folder, write_json
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
-from rl.optimizer import optimizer_step
+from rl.optimizer_step import optimizer_step
 from vla.device import choose_device, limit_memory
 from vla.load_options import LoadOptions
 from vla.memory import plan_update, shrink_until_it_fits

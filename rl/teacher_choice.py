@@ -1,4 +1,4 @@
-"""How the frozen teacher decides, and the warmup that suits it where flags say `auto`."""
+"""The choice of how the frozen teacher decides, and of the warmup that suits it where flags say `auto`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contracts import BadInput
 
 TeacherMode = Literal["greedy", "median", "l1"]
 
-
-# What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
-# and where the student acts it also learns what to do after its own mistakes.
+# What `auto` means in the warmup; the help in configs/sections.py repeats these numbers. Beside an L1 head the token
+# head was never trained on actions: it needs many steps, and where the student acts it also learns what to do after its
+# own mistakes.
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
