@@ -125,8 +125,7 @@ def run_training(config: TrainConfig) -> Path:
     check_machine(config)
     with set_up(config) as setup:
         probe(setup)
-        argv_of_report = ["--config", "RUN"]  # flags that repeat the run
-        return train_in_folder(setup, resume=None, argv=argv_of_report)
+        return train_in_folder(setup, None, argv=["--config", "RUN"])  # a command that repeats it
 
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:

@@ -23,8 +23,7 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # One rollout of the greedy teacher, one of the transition, then PPO. `lr` is only the first learning rate: after each
-# update it follows the default --desired-kl. The fast physics are the default's, because a CPU spends most of its time
-# on them. docs/LOG.md compares this with other recipes.
+# update it follows the default --desired-kl. Physics stay fast, to save a CPU's time. docs/LOG.md compares recipes.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
@@ -45,14 +44,13 @@ _TINY = changed(
 
 # How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
 # steps, equal weight for all trajectories, groups without a signal dropped. From RLinf: the learning rate for LoRA.
-# Both train in LIBERO's exact physics.
 _RL = changed(
     TrainConfig(),
     name="rl",
     warmup=False,
     total_steps=10_000_000,
     n_steps=64_000,
-    physics="exact",
+    physics="exact",  # as in these projects
     group_size=8,
     advantage="group",
     temperature=1.6,

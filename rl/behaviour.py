@@ -84,7 +84,8 @@ def decide(
             continue
         seen = [observations[row] for row in rows]
         if by_teacher:
-            acted, logprobs = let_teacher_act(policy, seen, behaviour)
+            acted = policy.act_as_teacher(seen, behaviour.teacher_mode)
+            logprobs = student_logprobs(policy, seen, acted, behaviour)
         else:
             streams = [generators[row] for row in rows]
             acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, streams)
@@ -96,29 +97,23 @@ def decide(
     return [decision for decision, _ in in_order], np.stack([actions for _, actions in in_order])
 
 
-def let_teacher_act(
-    policy: Policy, observations: Sequence[Observation], behaviour: Behaviour
-) -> tuple[Acted, Sequence[torch.Tensor | None]]:
-    """The teacher's decisions, and the student's log-probs of them if they are recorded."""
-    acted = policy.act_as_teacher(observations, behaviour.teacher_mode)
-    if not behaviour.record_student_logprobs:
-        return acted, [None] * len(observations)
-    return acted, student_logprobs(policy, observations, acted, behaviour.temperature)
-
-
 @torch.no_grad()
 def student_logprobs(
-    policy: Policy, observations: Sequence[Observation], acted: Acted, temperature: float
-) -> list[torch.Tensor]:
+    policy: Policy, observations: Sequence[Observation], acted: Acted, behaviour: Behaviour
+) -> Sequence[torch.Tensor | None]:
     """The student's log-probs (A,) of the tokens that the teacher chose: the denominators of PPO's ratios.
+
+    None where they are not recorded.
 
     PPO's ratio is that of the new student to the old one for the teacher's tokens, too. So it is 1 at first, and the
     clip bounds by how much one update changes the student. With the teacher's probability of its own token, which is 1,
     the ratio would be the student's probability: decisions that the student has yet to learn would hardly count.
     The price is a gradient that is biased towards the teacher, on purpose.
     """
+    if not behaviour.record_student_logprobs:
+        return [None] * len(observations)
     logits = policy.chunk_logits(observations, acted.kept)
-    return list(token_logprobs(logits, acted.tokens.to(logits.device), temperature).cpu())
+    return list(token_logprobs(logits, acted.tokens.to(logits.device), behaviour.temperature).cpu())
 
 
 def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:

@@ -5,9 +5,8 @@ al. 2018). So a small network learns from a few hundred episodes in a second, wh
 values of a rollout come from networks fitted on earlier rollouts only. A critic fitted on the rollout's own outcomes
 would predict them, and the advantages would vanish.
 
-Networks fitted on a few episodes predict worse than the task's mean return. So a value mixes the two:
-trust * prediction + (1 - trust) * mean, where trust is the slope of a linear regression of the last rollout's outcomes
-on the predictions for it.
+Networks fitted on a few episodes predict worse than the task's mean return. So a value is trust * prediction +
+(1 - trust) * mean: trust is the slope in a regression of the last rollout's outcomes on the predictions for it.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ class Critic:
     """What the critic has learned: states (T, D) float32 and returns of episodes by task id, the oldest first."""
 
     episodes: dict[int, list[tuple[Tensor, float]]] = field(default_factory=dict)
-    # Weight of the networks' predictions in a value; the rest of it is the task's mean. 0 until a rollout has shown how
-    # well they predict.
-    trust: float = 0.0
+    trust: float = 0.0  # weight of the networks' predictions in a value; 0 before it was ever measured
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         """Add a rollout's episodes, and drop all but the newest FORGET_AFTER of each task."""
@@ -106,8 +103,7 @@ def predict_then_remember(
 ) -> tuple[Tensor | None, dict[str, float]]:
     """The chance of success at every decision of a rollout, (N,), and a metric of how good these values are.
 
-    Afterwards the critic learns from the rollout's outcomes, for the next one. There are no values (None) without a
-    critic, and in the first rollout.
+    Afterwards the critic remembers the rollout's outcomes. Without a critic, and in the first rollout, values are None.
     """
     if critic is None:
         return None, {}

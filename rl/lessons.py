@@ -32,10 +32,7 @@ def remember(lessons: list[Batch], batch: Batch) -> Batch:
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """One batch with the rows of all, without the hidden states.
-
-    Each batch numbers its trajectories from 0, so numbers repeat. Imitation does not read them.
-    """
+    """One batch with the rows of all, without hidden states. Numbers of trajectories repeat; imitation reads none."""
     columns: dict[str, Tensor] = {}
     for name in batches[0].columns():
         columns[name] = torch.cat([batch.columns()[name] for batch in batches])

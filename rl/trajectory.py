@@ -76,8 +76,7 @@ class Batch:
     kept: list[Tensor | None]  # N hidden states of a frozen trunk, see `Decision`; they stay where they are
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was executed
-    # (N, A) float32, of the student that played the rollout; zeros for the teacher's decisions in the warmup, whose
-    # loss does not read them
+    # (N, A) float32, of the student that played the rollout; zeros for the teacher's decisions in a warmup
     student_logprobs: Tensor
     by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, index of the row's trajectory

@@ -9,8 +9,7 @@ A decision is active if it can contribute a gradient (`Objective.is_active`); th
 What bounds how far one update moves the policy:
   clip_low, clip_high   once a token's probability has changed by this share in the direction that its advantage asks
                         for, the token has no gradient any more (rl/losses.py)
-  max_grad_norm         the gradient of each step is scaled down to this norm; a broken one is skipped
-                        (rl/optimizer_step.py)
+  max_grad_norm         the gradient of each step is scaled down to this norm; or skipped, if broken (`optimizer_step`)
   desired_kl            the learning rate of the next update follows the KL that this one has measured (`follow_kl`)
 No limit of KL ends an update early: it takes all its epochs.
 """
@@ -252,17 +251,14 @@ def add_gradient(objective: Objective, micro_batch: Batch, minibatch_size: int) 
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """Add to the batch what its loss needs: the teacher's tokens or log-probs, and earlier rollouts of the warmup.
-
-    The rollouts of a warmup in which the student acts are remembered as lessons, and forgotten after that warmup.
-    """
+    """Add the teacher's tokens or log-probs where the loss needs them, and remember or join or forget the lessons."""
     micro_batch_size = int(config.update.micro_batch_size)
     if phase.needs_teacher_labels:
         batch = replace(batch, tokens=teacher_tokens(learner, batch, micro_batch_size))
     if phase.distils and config.phases.warmup_target == "soft":
         logprobs = teacher_logprobs(learner, batch, micro_batch_size, SOFT_TEMPERATURE)
         batch = replace(batch, teacher_logprobs=logprobs)
-    if config.loss.kl_coef > 0 and not phase.distils:
+    elif config.loss.kl_coef > 0 and not phase.distils:
         logprobs = teacher_logprobs(learner, batch, micro_batch_size, config.rollout.temperature)
         batch = replace(batch, teacher_logprobs=logprobs)
     if phase.needs_teacher_labels:
