@@ -24,9 +24,7 @@ Statistics = dict[str, Tensor]
 
 # Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
 LOGRATIO_LIMIT = 5.0
-SOFT_TEMPERATURE = (
-    0.3  # of the teacher's distribution as the warmup's target (in its help, too, like the next)
-)
+SOFT_TEMPERATURE = 0.3  # of the teacher's distribution as the warmup's target; --help repeats it
 SPREAD_BINS = 4.0  # standard deviation of the Gaussian around the teacher's token as the warmup's target
 DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most this (Ye et al. 2020)
 

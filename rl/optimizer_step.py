@@ -13,9 +13,7 @@ from torch import Tensor
 from configs.sections import UpdateConfig
 
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
-RL_LR = (
-    "rl_lr"  # RL's learning rate in the optimizer's only parameter group, so that it is saved with its state
-)
+RL_LR = "rl_lr"  # in the optimizer's only parameter group: RL's learning rate, saved with its state
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
 # RL's learning rate never exceeds this times --lr. Small policies needed up to 80 times 3e-5.
 MAX_LR_GROWTH = 100.0

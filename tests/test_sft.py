@@ -16,8 +16,9 @@ from tests.demo_episodes import observations_of, write_demos
 from tests.small_checkpoint import BUNDLED, SMALL, load_policy, load_small_network, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, load_statistics, scale_digest
+from vla.load_options import Mode
 from vla.merge import merge
-from vla.policy import Mode, Policy
+from vla.policy import Policy
 from vla.tokens import ACTION_TOKEN_IDS
 from workshop.demo_files import DemoEpisode, list_episodes, read_episode
 from workshop.sft_config import SftArgs, TinySize
