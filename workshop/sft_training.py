@@ -130,7 +130,7 @@ def train(args: SftArgs, demos: Demos, policy: Student, folder: Path) -> None:
         for step in range(1, args.steps + 1):
             optimizer.param_groups[0]["lr"] = args.learning_rate(step - 1)
             batch = draw_batch(args, frames, noise_scale, generator)
-            micro_batch_size, metrics = training_step(loss, policy, optimizer, batch, micro_batch_size)
+            metrics = training_step(loss, policy, optimizer, batch, micro_batch_size)
             unrecorded.append(metrics)
             activity.advance(1)
 
@@ -164,12 +164,11 @@ def draw_batch(args: SftArgs, frames: Frames, noise_scale: np.ndarray, generator
 
 def training_step(
     loss: Loss, policy: Student, optimizer: torch.optim.Optimizer, frames: Frames, micro_batch_size: int
-) -> tuple[int, dict[str, float]]:
-    """Take an optimizer step on the mean loss of the frames.
+) -> dict[str, float]:
+    """Take an optimizer step on the mean loss of the frames. Returns loss, accuracy and the gradient's norm.
 
-    The gradient is summed over micro-batches, which become smaller if memory runs out. Returns the size that fits, for
-    the next step, and loss, accuracy and the gradient's norm. Raises BadInput for a training that has diverged, and
-    when nothing fits into memory.
+    The gradient is summed over micro-batches, which become smaller if memory runs out. Raises BadInput for a training
+    that has diverged, and when nothing fits into memory.
     """
 
     def accumulate(size_to_try: int) -> list[dict[str, Tensor]]:
@@ -182,15 +181,13 @@ def training_step(
             start += size
         return statistics
 
-    size_that_fits, statistics = shrink_until_it_fits(
-        policy.network, micro_batch_size, accumulate, learns=True
-    )
+    _, statistics = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, learns=True)
     norm = optimizer_step(optimizer, MAX_GRAD_NORM).item()
     optimizer.zero_grad(set_to_none=True)
     if math.isnan(norm):
         raise BadInput("the training has diverged: a gradient is not finite, or enormous; lower --lr")
     metrics = {name: sum(part[name].item() for part in statistics) for name in ("loss", "accuracy")}
-    return size_that_fits, metrics | {"grad_norm": norm}
+    return metrics | {"grad_norm": norm}
 
 
 def add_gradient(loss: Loss, policy: Student, frames: Frames, share: float) -> dict[str, Tensor]:
