@@ -46,9 +46,9 @@ def trajectory_weights(batch: Batch) -> Tensor:
     """
     tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
     trajectory_tokens = torch.bincount(batch.trajectory, tokens)  # (M,)
-    mean_weight_of_trajectory = len(batch) / len(trajectory_tokens)
-    share_of_trajectory = tokens / trajectory_tokens[batch.trajectory]  # (N,)
-    return (share_of_trajectory * mean_weight_of_trajectory).float()
+    # Those of a trajectory add up to N here; divided by the number of trajectories, all together do.
+    weights = tokens * len(batch) / trajectory_tokens[batch.trajectory]
+    return (weights / len(trajectory_tokens)).float()
 
 
 def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:

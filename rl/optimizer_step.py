@@ -60,4 +60,4 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
         return
     group = optimizer.param_groups[0]
     kl_in_bounds = min(max(kl, desired_kl / MAX_LR_CHANGE), desired_kl * MAX_LR_CHANGE)
-    group[RL_LR] = min(group["lr"] * desired_kl / kl_in_bounds, MAX_LR_GROWTH * settings.lr)
+    group[RL_LR] = min(group["lr"] * (desired_kl / kl_in_bounds), MAX_LR_GROWTH * settings.lr)
