@@ -61,4 +61,4 @@ def test_a_run_that_has_hardly_begun_has_a_report_of_what_was_recorded(tmp_path,
 
 def test_a_run_that_goes_on_keeps_nothing_of_its_reports(folder):
     update_report(folder)
-    assert gc.collect() < 100  # the charts are some thousands of objects
+    assert gc.collect() < 2_000  # the charts are 13,000 objects; libraries leave some hundred
