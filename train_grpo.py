@@ -8,8 +8,8 @@
 `train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
 The program is named after GRPO, which is PPO with --advantage group.
 
-Teacher and student. The teacher is frozen: the policy before any training, played greedily or by the medians of its
-token distributions, or the checkpoint's L1 head, which predicts continuous actions (--teacher). The student is the same
+Teacher and student. The teacher is frozen. It is the policy before any training, which takes its likeliest tokens (or
+their medians), or the checkpoint's L1 head, which predicts continuous actions (--teacher). The student is the same
 network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its log-probabilities at the
 same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
 
@@ -83,10 +83,11 @@ from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.collect import collect
 from rl.critic import predict_then_remember
+from rl.episode_player import EpisodePlayer
 from rl.launcher import ranks_to_start, run_as_ranks
 from rl.phases import PhaseState, phase_at, rollout_steps
 from rl.randomness import Randomness
-from rl.rollout import EpisodePlayer, Rollout
+from rl.rollout import Rollout
 from rl.training_episodes import TrainingEpisodes, task_probabilities
 from rl.trajectory import Trajectory, flatten
 from rl.update import Learner, number_of_epochs, update

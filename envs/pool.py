@@ -18,7 +18,7 @@ from envs.assets import find_pack
 from envs.env import ChunkResult, Env, EnvSpec, Start, TaskInfo
 from envs.libero import LiberoEnv
 from envs.libero_imports import check_versions
-from envs.slot import EnvFactory, Prepare, SlotEnv
+from envs.task_switcher import EnvFactory, Prepare, TaskSwitcher
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Pool:
         self._at_work = [False] * num_envs
 
     def _new_worker(self) -> Worker:
-        return self._worker_class(SlotEnv, self.spec, self._make_env, self._prepare)
+        return self._worker_class(TaskSwitcher, self.spec, self._make_env, self._prepare)
 
     def reset(self, slot: int, task_id: int, start: Start) -> None:
         """Start an episode of a task in a slot."""

@@ -106,8 +106,8 @@ def student_logprobs(
     None where they are not recorded.
 
     PPO's ratio is that of the new student to the old one for the teacher's tokens, too. So it is 1 at first, and the
-    clip bounds by how much one update changes the student. With the teacher's probability of its own token, which is 1,
-    the ratio would be the student's probability: decisions that the student has yet to learn would hardly count.
+    clip bounds by how much one update changes the student. If the ratio were divided by the teacher's probability of
+    its token, which is 1, it would be the student's probability: what the student has yet to learn would hardly count.
     The price is a gradient that is biased towards the teacher, on purpose.
     """
     if not behaviour.record_student_logprobs:

@@ -10,9 +10,10 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from rl.episode_player import EpisodePlayer
 from rl.episode_queue import PlaySteps
 from rl.ranks import ALONE, Ranks
-from rl.rollout import EpisodePlayer, Rollout, join_rollouts, play_rollout
+from rl.rollout import Rollout, join_rollouts, play_rollout
 from rl.trajectory import Episode, Trajectory
 
 log = logging.getLogger(__name__)

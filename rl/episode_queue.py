@@ -50,9 +50,10 @@ class PlayAll:
 class PlaySteps:
     """Plays episodes in their order until they hold about `n_steps` env steps over all ranks.
 
-    The speed of the simulators does not change which episodes are kept. With W simulators, a group may start if all
-    episodes before it, without the last W - 1 of them, hold fewer than `n_steps` env steps. Some of them may still be
-    running then. So the rule is applied again at the end, with their final lengths, to decide what is kept.
+    The speed of the simulators does not change which episodes are kept. With W simulators, W - 1 other episodes may be
+    running when a group starts. So a group may start if all episodes before it, without the last W - 1 of them, hold
+    fewer than `n_steps` env steps. Some of these may be running, too, if one is slow. So the rule is applied again at
+    the end, with the final lengths, to decide what is kept.
 
     Example: W = 2, n_steps = 100, groups of one episode, which last 60, 50, 40, ... env steps. Episodes 0 and 1 start
     at once. Episode 2 may start if episode 0 holds fewer than 100 env steps, so it starts when a simulator is free.

@@ -56,8 +56,8 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
 def rollout_steps(global_step: int, config: TrainConfig) -> int:
     """The env steps of the rollout that begins at `global_step`: --n-steps, and in the warmup at most that.
 
-    The warmup's env steps are divided equally among its rollouts. If each played --n-steps, the last one could play
-    most of the transition's.
+    The warmup's env steps are divided equally among its rollouts. If each played --n-steps, the last one could run far
+    into the transition, with the teacher alone.
     """
     n_steps = config.rollout.n_steps
     steps_left = end_of_warmup(config.phases) - global_step

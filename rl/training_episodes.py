@@ -25,9 +25,9 @@ class TrainingEpisodes:
     """The endless episodes of one update: groups of `group_size` with one task and initial state each.
 
     They depend on the fields alone, and every iteration begins with the first episode. With --train-init-states FIRST
-    END the groups of a task go through the benchmark's initial states, each time in another order. An update continues
-    after the last group that any rank has played: groups that a slower rank did not reach are left out. With `fresh`
-    every group has a newly sampled initial state.
+    END the groups of a task go through the benchmark's initial states, each time in another order. The next rollout
+    goes on after the last group that any rank has played: groups that a slower rank did not reach are left out. With
+    `fresh` every group has a newly sampled initial state.
     """
 
     config: TrainConfig

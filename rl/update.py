@@ -7,8 +7,8 @@ gradient of one of them, and `Objective.loss` its loss, by the formulas in rl/lo
 A decision is active if it can contribute a gradient (`Objective.is_active`); the others are not computed.
 
 What bounds how far one update moves the policy:
-  clip_low, clip_high   once a token's probability has changed by this share in the direction that its advantage asks
-                        for, the token has no gradient any more (rl/losses.py)
+  clip_low, clip_high   once a token's probability (with --ratio-level chunk, a chunk's) has changed by this share in
+                        the direction that its advantage asks for, it has no gradient any more (rl/losses.py)
   max_grad_norm         the gradient of each step is scaled down to this norm; or skipped, if broken (`optimizer_step`)
   desired_kl            the learning rate of the next update follows the KL that this one has measured (`follow_kl`)
 No limit of KL ends an update early: it takes all its epochs.

@@ -34,7 +34,7 @@ MAX_UPDATES_WITHOUT_SIGNAL = 10  # after this many updates in a row without an o
 def student_kl(sums: Mapping[str, float]) -> float | None:
     """Approximate KL of the student's own decisions, in nats per token; None without such decisions.
 
-    It is estimated from samples of the old policy, and the teacher's tokens are not: where the student gave one a
+    The estimate needs tokens that the student drew. A token of the teacher would distort it: if the student gave that a
     probability of 0.05 and now gives it 0.064, the estimate is 0.03, while the KL divergence is about 0.002.
     """
     decisions = sums.get("student_decisions", 0.0)

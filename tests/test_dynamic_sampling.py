@@ -8,8 +8,9 @@ import pytest
 
 from rl.behaviour import Behaviour
 from rl.collect import collect, informative_groups
+from rl.episode_player import EpisodePlayer
 from rl.randomness import Randomness
-from rl.rollout import EpisodePlayer, Rollout
+from rl.rollout import Rollout
 from rl.trajectory import Episode, Trajectory
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 

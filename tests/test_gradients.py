@@ -19,11 +19,12 @@ from configs.config import TrainConfig, changed
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import old_and_new_rows, predict_success
+from rl.episode_player import EpisodePlayer
 from rl.episode_queue import PlayAll
 from rl.phases import PhaseState, phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE
-from rl.rollout import EpisodePlayer, play_rollout
+from rl.rollout import play_rollout
 from rl.trajectory import Batch, Episode, Trajectory, flatten
 from rl.update import Learner, make_learner, update
 from tests.fakes import BINS, FIRST_ACTION_TOKEN, FakePool, Recorder, Script, ToyPolicy

@@ -13,11 +13,12 @@ from envs.env import EnvSpec
 from envs.pool import make_pool
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
+from rl.episode_player import EpisodePlayer
 from rl.episode_queue import PlayAll
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE
-from rl.rollout import EpisodePlayer, play_rollout
+from rl.rollout import play_rollout
 from rl.trajectory import Batch, Episode, flatten
 from rl.update import make_learner, update
 from tests.small_checkpoint import BUNDLED

@@ -18,11 +18,12 @@ from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.collect import collect
 from rl.critic import predict_then_remember
+from rl.episode_player import EpisodePlayer
 from rl.episode_queue import PlayAll
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE
-from rl.rollout import EpisodePlayer, Rollout, play_rollout
+from rl.rollout import Rollout, play_rollout
 from rl.teacher_choice import settle_warmup
 from rl.training_episodes import TrainingEpisodes
 from rl.trajectory import Episode, flatten

@@ -9,7 +9,7 @@ import pytest
 from contracts import BadInput
 from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
-from envs.slot import SlotEnv
+from envs.task_switcher import TaskSwitcher
 from envs.worker import InlineWorker, ProcessWorker
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
@@ -161,7 +161,7 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
         def close(self):
             closed.append(self.task_id)
 
-    slot = SlotEnv(replace(SPEC, kept_tasks=3), RecordedEnv)
+    slot = TaskSwitcher(replace(SPEC, kept_tasks=3), RecordedEnv)
     for task_id in (0, 1, 0, 2, 0, 3, 0):
         for request in ((task_id, Start(WORK)), CHUNK):
             assert slot(request).observation.proprio[1] == task_id

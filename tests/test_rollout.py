@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from contracts import BadInput
 from rl.behaviour import Behaviour, decide
+from rl.episode_player import MAX_ATTEMPTS, MAX_BAD_STARTS, EpisodePlayer
 from rl.episode_queue import PlayAll, PlaySteps
 from rl.randomness import Randomness, torch_generator
 from rl.ranks import ALONE
-from rl.rollout import MAX_ATTEMPTS, MAX_BAD_STARTS, EpisodePlayer, play_rollout
+from rl.rollout import play_rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, contents, random_observations
 from vla.tokens import token_logprobs

@@ -22,11 +22,12 @@ from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, evaluate
 from rl.behaviour import Behaviour
 from rl.collect import collect
+from rl.episode_player import EpisodePlayer
 from rl.episode_queue import PlaySteps
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
-from rl.rollout import EpisodePlayer, Rollout, play_rollout
+from rl.rollout import Rollout, play_rollout
 from rl.training_episodes import TrainingEpisodes
 from rl.update import Learner, prepare_batch, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, contents, parameters_of

@@ -12,7 +12,7 @@ import torch
 from contracts import GIB, BadInput, Observation, first_line
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
-if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_until_it_fits`
+if TYPE_CHECKING:  # importing it takes seconds, and `rl.episode_player` needs only `shrink_until_it_fits`
     from vla.model import OpenVLAOFT
     from vla.policy import Policy
 

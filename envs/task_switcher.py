@@ -1,4 +1,4 @@
-"""Execute the requests of one slot of a pool on the envs of its tasks. This code runs inside a worker."""
+"""Play episodes of several tasks in one worker of a pool, and keep the last few tasks built."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Prepare = Callable[[np.ndarray], np.ndarray]
 Request = tuple[int, Start] | np.ndarray
 
 
-class SlotEnv:
+class TaskSwitcher:
     """Plays episodes of several tasks, one after the other. The envs of the last few tasks stay built."""
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
