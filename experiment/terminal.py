@@ -40,7 +40,7 @@ def log_to_terminal() -> None:
     handlers: list[logging.Handler] = [TerminalHandler(), kept]
     line = "%(message)s"
     if not is_first_rank():
-        levels = {"envs": logging.WARNING, "vla.memory": logging.WARNING}
+        levels = {"envs": logging.WARNING, "vla.pass_sizes": logging.WARNING}
         handlers = [logging.StreamHandler()]
         line = f"rank {os.environ['RANK']}: {line}"
     logging.basicConfig(force=True, level=logging.ERROR, format=line, handlers=handlers)

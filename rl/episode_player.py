@@ -19,7 +19,7 @@ from rl.behaviour import Behaviour, decide
 from rl.episode_queue import EpisodeQueue
 from rl.randomness import Randomness
 from rl.trajectory import Decision, Episode, Trajectory
-from vla.memory import shrink_until_it_fits
+from vla.pass_sizes import shrink_until_it_fits
 
 if TYPE_CHECKING:
     from envs.env import ChunkResult

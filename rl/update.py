@@ -47,8 +47,7 @@ from rl.update_metrics import (
     student_kl,
     sum_statistics,
 )
-from vla.memory import shrink_until_it_fits
-from vla.pass_sizes import pass_sizes
+from vla.pass_sizes import pass_sizes, shrink_until_it_fits
 from vla.tokens import token_logprobs
 
 if TYPE_CHECKING:

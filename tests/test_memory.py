@@ -10,7 +10,8 @@ import torch
 
 from contracts import GIB, BadInput
 from vla import memory
-from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update, shrink_until_it_fits
+from vla.memory import MemoryNeed, RolloutSize, choose_plan, plan_update
+from vla.pass_sizes import shrink_until_it_fits
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [

@@ -1,24 +1,23 @@
-"""Plan how an update fits into a GPU's memory, and go on with smaller batches when memory runs out nevertheless."""
+"""Plan how an update fits into a GPU's memory."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from contracts import GIB, BadInput, Observation, first_line
+from contracts import GIB, BadInput, Observation
+from vla.pass_sizes import ADVICE, smallest_micro_batch
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
-if TYPE_CHECKING:  # importing it takes seconds, and `rl.episode_player` needs only `shrink_until_it_fits`
+if TYPE_CHECKING:  # importing them takes seconds
     from vla.model import OpenVLAOFT
     from vla.policy import Policy
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Tensors as large as the trainable parameters: the gradients (1; 2 on a rank that computed none, because
 # `Ranks.sum_gradients` makes zeros beside the recorded passes' buffers), and AdamW's moments (2).
@@ -32,10 +31,6 @@ GAPS_FACTOR_OF_INT8 = 1.4
 TIME_PER_SAMPLE = 0.8
 TIME_PER_PASS = 0.4
 FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
-ADVICE = (
-    "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, train fewer "
-    "blocks (--trained-blocks 8), raise --memory-budget, close other programs on the GPU, or use a larger one"
-)
 
 
 class Plan(NamedTuple):
@@ -113,11 +108,6 @@ def _measured_plan(
     in_main_memory = torch.device("cpu") if kept_bytes <= rollout.main_memory_bytes else None
     policy.kept_on = in_main_memory if beside is None else policy.device
     return beside or plan
-
-
-def smallest_micro_batch(network: OpenVLAOFT) -> int:
-    """The smallest useful number of decisions of a learning pass: a compiled network computes a single one as two."""
-    return 2 if network.is_compiled else 1
 
 
 @torch.no_grad()
@@ -233,33 +223,3 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
     trainable = sum(p.numel() * p.element_size() for _, p in policy.named_trainable_parameters())
     factor = GAPS_FACTOR_OF_INT8 if policy.frozen_weights == "int8" else GAPS_FACTOR
     return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
-
-
-def shrink_until_it_fits(
-    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], learns: bool
-) -> tuple[int, T]:
-    """Call compute(batch_size), again with half the size if GPU memory runs out. Returns the size and the result.
-
-    The network remembers the smaller size, with which later calls begin. learns: whether it computes gradients. Then
-    all blocks recompute their activations if even the smallest batch does not fit. Raises BadInput when nothing is left
-    to try.
-    """
-    smallest = smallest_micro_batch(network) if learns else 1
-    batch_size = min(batch_size, network.largest_batches.get(learns, batch_size))
-    while True:
-        try:
-            return batch_size, compute(batch_size)
-        except torch.OutOfMemoryError as error:
-            reason = first_line(error)
-        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        torch.cuda.empty_cache()  # does nothing on a CPU
-        if batch_size > smallest:
-            batch_size = max(batch_size // 2, smallest)
-            network.largest_batches[learns] = batch_size
-            log.warning(
-                "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size
-            )
-        elif learns and network.recompute_everything():
-            log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
-        else:
-            raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {ADVICE}")

@@ -27,8 +27,8 @@ from experiment.terminal import say, show_progress
 from rl.optimizer_step import optimizer_step
 from vla.device import choose_device, limit_memory
 from vla.load_options import LoadOptions
-from vla.memory import plan_update, shrink_until_it_fits
-from vla.pass_sizes import pass_sizes
+from vla.memory import plan_update
+from vla.pass_sizes import pass_sizes, shrink_until_it_fits
 from vla.policy import Policy
 from vla.tokens import ACTION_TOKEN_IDS, FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment_observations
