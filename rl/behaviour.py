@@ -106,9 +106,9 @@ def student_logprobs(
     None where they are not recorded.
 
     PPO's ratio is that of the new student to the old one for the teacher's tokens, too. So it is 1 at first, and the
-    clip bounds by how much one update changes the student. If the ratio were divided by the teacher's probability of
-    its token, which is 1, it would be the student's probability: what the student has yet to learn would hardly count.
-    The price is a gradient that is biased towards the teacher, on purpose.
+    clip bounds by how much one update changes the student. Were the denominator the teacher's probability of its
+    token, which is 1, the ratio would be as small as the student's probability of it, and so the gradient of what the
+    student has yet to learn. The price is a gradient that is biased towards the teacher, on purpose.
     """
     if not behaviour.record_student_logprobs:
         return [None] * len(observations)

@@ -25,7 +25,7 @@ def remember(lessons: list[Batch], batch: Batch) -> Batch:
 
     The hidden states that a frozen trunk computed are too large to be kept for all. So only the update after the first
     rollout uses them, and later ones compute them again for all rows: passes that computed them for some rows alone
-    would have too many different sizes.
+    would have too many sizes, each of which a GPU has to compile and record.
     """
     lessons.append(replace(batch, kept=[None] * len(batch)))
     return join(lessons) if len(lessons) > 1 else batch
