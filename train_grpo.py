@@ -156,10 +156,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             evaluate_and_record(config, run, learner, pool, state)
             run.stop_when_time_is_up()  # --max-hours
 
-        # 3. Play whole episodes, in a fixed order, until they hold about --n-steps env steps. Those that run then play to
-        # their ends: dropping them would favour short successes. `rollout` holds all episodes that count: global_step
-        # grows by their env steps. Left out are episodes later in the order, which a free simulator had begun already
-        # (rl/episode_queue.py), and those that no simulator could play.
+        # 3. Play whole episodes, in a fixed order, until they hold about --n-steps env steps. Those that run then play
+        # to their ends: dropping them would favour short successes. `rollout` holds all episodes that count:
+        # global_step grows by their env steps. Left out are episodes later in the order, which a free simulator had
+        # begun already (rl/episode_order.py), and those that no simulator could play.
         # `trajectories` are the episodes to learn from: the whole rollout, or what --dynamic-sampling keeps of it.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares)

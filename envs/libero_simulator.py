@@ -143,8 +143,8 @@ class LiberoSimulator:
             self.step(SETTLING_ACTION)
 
     def use_fast_physics(self, physics_steps: int) -> None:
-        """Until the next reset use `envs.fast`, with `physics_steps` physics steps in an env step."""
-        from envs.fast import FastStep
+        """Until the next reset use `envs.fast_physics`, with `physics_steps` physics steps in an env step."""
+        from envs.fast_physics import FastStep
 
         self._step = FastStep(self.domain, physics_steps)
 

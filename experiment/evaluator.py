@@ -17,8 +17,8 @@ from envs.pool import Pool
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.run_folder import FRAMES_PER_SECOND
 from experiment.terminal import show_progress
+from rl.episode_order import PlayAll
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlayAll
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Trajectory

@@ -10,8 +10,8 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from rl.episode_order import PlaySteps
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlaySteps
 from rl.ranks import ALONE, Ranks
 from rl.rollout import Rollout, join_rollouts, play_rollout
 from rl.trajectory import Episode, Trajectory

@@ -16,7 +16,7 @@ from contracts import Observation
 from envs.env import Start
 from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
-from rl.episode_queue import EpisodeQueue
+from rl.episode_order import EpisodeQueue
 from rl.randomness import Randomness
 from rl.trajectory import Decision, Episode, Trajectory
 from vla.pass_sizes import shrink_until_it_fits

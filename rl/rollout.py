@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rl.episode_order import EpisodeQueue
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import EpisodeQueue
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Trajectory
 from vla.kept_states import store

@@ -19,8 +19,8 @@ from configs.config import TrainConfig, changed
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import old_and_new_rows, predict_success
+from rl.episode_order import PlayAll
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlayAll
 from rl.phases import PhaseState, phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE

@@ -13,8 +13,8 @@ from envs.env import EnvSpec
 from envs.pool import make_pool
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
+from rl.episode_order import PlayAll
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlayAll
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE

@@ -18,8 +18,8 @@ from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.collect import collect
 from rl.critic import predict_then_remember
+from rl.episode_order import PlayAll
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlayAll
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE

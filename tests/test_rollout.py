@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from contracts import BadInput
 from rl.behaviour import Behaviour, decide
+from rl.episode_order import PlayAll, PlaySteps
 from rl.episode_player import MAX_ATTEMPTS, MAX_BAD_STARTS, EpisodePlayer
-from rl.episode_queue import PlayAll, PlaySteps
 from rl.randomness import Randomness, torch_generator
 from rl.ranks import ALONE
 from rl.rollout import play_rollout

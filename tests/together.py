@@ -22,8 +22,8 @@ from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, evaluate
 from rl.behaviour import Behaviour
 from rl.collect import collect
+from rl.episode_order import PlaySteps
 from rl.episode_player import EpisodePlayer
-from rl.episode_queue import PlaySteps
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks

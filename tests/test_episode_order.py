@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.episode_queue import PlayAll
+from rl.episode_order import PlayAll
 from rl.ranks import ALONE
 from rl.trajectory import Episode
 
