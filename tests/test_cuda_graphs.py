@@ -171,3 +171,13 @@ def test_a_supervised_step_with_two_sizes_of_micro_batch_records_both(small, wit
         assert graphed.recorded == recorded
         trained.append([parameter.detach() for _, parameter in policy.named_trainable_parameters()])
     torch.testing.assert_close(*trained)
+
+
+def test_passes_before_a_recording_have_tensors_like_the_recordings_own(graphed, monkeypatch):
+    warmed_up = []
+    monkeypatch.setattr(graphed, "_run_once", lambda part, batch, with_gradient: warmed_up.extend(batch))
+    graphed._warm_up("forward", network_inputs(), with_gradient=False)
+    assert warmed_up
+    assert not any(
+        x._is_view() for x in warmed_up if x is not None
+    )  # for views the compiler makes other code

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.config import TrainConfig, changed
+from contracts import BadInput
 from rl.phases import Phase, phase_at
 from rl.teacher_choice import choose_teacher, settle_warmup
 from tests.small_checkpoint import load_policy, trained_policy
@@ -119,3 +120,16 @@ def test_merged_it_is_an_l1_checkpoint_with_the_bases_head(l1_folder, tmp_path):
     after = inspect_checkpoint(tmp_path / "merged")
     assert after.action_head_file.read_bytes() == before.action_head_file.read_bytes()
     assert after.kind == "L1 regression"
+
+
+def test_an_l1_head_that_is_not_finite_moves_no_robot(l1_folder, observations):
+    policy = load_policy(l1_folder)
+    with torch.no_grad():
+        policy.l1_head.model.fc2.bias[0] = torch.nan
+    with pytest.raises(BadInput, match="not finite"):
+        policy.act(observations, "l1")
+
+
+def test_without_an_l1_head_there_is_no_laplace_student(small_one_image):
+    with pytest.raises(BadInput, match="no L1 head"):
+        laplace_policy(small_one_image)

@@ -47,7 +47,12 @@ class StoredAdapter:
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
 
     def trained_blocks(self, num_blocks: int) -> int | None:
-        """How many of the last of `num_blocks` blocks of the language model it changes; None if also what is below."""
+        """How many of the last of `num_blocks` blocks of the language model it changes; None if also what is below.
+
+        None, too, for another program's adapter: what it leaves out is no sign of what may be trained.
+        """
+        if self.base_fingerprint is None:
+            return None
         matches = [re.match(BLOCK_OR_HEAD, name) for name in self.tensors]
         if not matches or not all(matches):
             return None

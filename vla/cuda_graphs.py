@@ -143,7 +143,9 @@ class GraphedNetwork:
         is_large = with_gradient and self.network.is_compiled
         # The policy computes a single observation as two.
         batch_sizes = [size for size in recorded_sizes(batch_size) if size > 1] if is_large else [batch_size]
-        batches = [tuple(None if x is None else x[:size] for x in arguments) for size in batch_sizes]
+        # Clones, as in a recording: the compiler makes other code for a view, and would make that for a clone, and
+        # choose its kernels, during the recording.
+        batches = [tuple(None if x is None else x[:size].clone() for x in arguments) for size in batch_sizes]
         keys = [self._key(part, batch, with_gradient) for batch in batches]
         cold_batches = [batch for batch, key in zip(batches, keys, strict=True) if key not in self._warm]
         if is_large and cold_batches:

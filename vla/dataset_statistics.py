@@ -47,9 +47,11 @@ class VectorStatistics:
             setattr(self, name, np.array(getattr(self, name)))
         if self.mask.ndim == 0:
             self.mask = np.full(self.dim, self.mask)
-        are_ordered = np.all(self.min <= self.max) and np.all(self.q01 <= self.q99)
-        if not are_ordered or self.mask.shape != self.min.shape:  # `read_fields` makes it a BadInput
-            raise ValueError("a lower bound is above its upper one, or the mask has another length")
+        shapes = {array.shape for array in (self.min, self.max, self.q01, self.q99, self.mask)}
+        if len(shapes) > 1:  # `read_fields` makes it a BadInput
+            raise ValueError("minimum, maximum, quantiles and mask have several lengths")
+        if np.any(self.min > self.max) or np.any(self.q01 > self.q99):
+            raise ValueError("a lower bound is above its upper one")
 
     @property
     def dim(self) -> int:

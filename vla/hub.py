@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from contracts import BadInput, first_line
 
@@ -57,5 +57,5 @@ def _cached_snapshot(name: str) -> Path | None:
     """The folder of a hub id in the download cache, which may lack files; None if there is none."""
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, HFValidationError):
         return None

@@ -44,6 +44,8 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     """Read a checkpoint. Raises BadInput for what the user can repair, where possible before reading the weights."""
     base, adapter_folder = base_and_adapter(checkpoint)
     device = choose_device(options.device, base)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # CUDA graphs are recorded on the current one
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, options.num_images, adapter_folder, options.statistics)
@@ -118,5 +120,9 @@ def _load_networks(
     alpha = rank if options.lora_alpha is None else options.lora_alpha
     network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
     head = load_l1_head(info, device, dtype)
+    if options.l1_student == "laplace" and head is None:
+        raise BadInput(
+            "--l1-student laplace: the checkpoint has no L1 head (action_head--*.pt): leave it out"
+        )
     network.l1_head = head if options.l1_student == "laplace" else None
     return network, head

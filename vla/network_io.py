@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from contracts import BadInput, write_json
+from contracts import BadInput, undamaged, write_json
 from vla.checkpoint import PROPRIO_PREFIX, CheckpointInfo
 from vla.eight_bits import QUANTISED, quantise
 from vla.heads import L1RegressionHead, ProprioProjector
@@ -93,7 +93,9 @@ def load_l1_head(info: CheckpointInfo, device: torch.device, dtype: torch.dtype)
     """The L1 regression head, or None when the folder has none."""
     if info.action_head_file is None:
         return None
-    head = _load_head(L1RegressionHead, read_pt(info.action_head_file))
+    state = read_pt(info.action_head_file)
+    with undamaged(info.action_head_file):
+        head = _load_head(L1RegressionHead, state)
     return head.to(device, dtype).requires_grad_(False)
 
 

@@ -123,7 +123,7 @@ class Policy:
 
         greedy, median, sample: see `choose_tokens`; the actions are those of the tokens. l1: the actions of the
         regression head, not rounded; the tokens are the nearest ones. Only a policy with that head can do it (see
-        `can_act_by_l1`). Raises BadInput for non-finite logits.
+        `can_act_by_l1`). Raises BadInput for non-finite logits or actions.
         """
         self.network.adapters.refresh()
         states = self._trunk_states(observations, kept)
@@ -135,9 +135,10 @@ class Policy:
         else:
             tokens = choose_tokens(logits, mode, temperature, generators)
         logprobs = token_logprobs(logits, tokens, temperature).cpu()
-        if not torch.isfinite(logprobs).all():
+        is_finite = torch.isfinite(logprobs).all() and (mode != "l1" or np.isfinite(chunk).all())
+        if not is_finite:
             raise BadInput(
-                "the policy's logits are not finite: training has diverged, or weights are damaged; start a new run "
+                "the policy's outputs are not finite: training has diverged, or weights are damaged; start a new run "
                 "from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
         tokens = tokens.cpu()

@@ -132,7 +132,7 @@ def play_all(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator[Outc
             worker.request(waiting.pop(), timeout_s=EPISODE_S)
         busy = list(workers)
         while busy:
-            for worker in ProcessWorker.wait(busy, EPISODE_S) or busy:
+            for worker in ProcessWorker.wait(busy, EPISODE_S) or list(busy):
                 yield worker.receive()
                 if waiting:
                     worker.request(waiting.pop(), timeout_s=EPISODE_S)

@@ -43,7 +43,9 @@ def find_demos(folder: str | Path) -> tuple[Path, str]:
         raise BadInput(
             f"--demos {folder}: no such folder; `hf download --repo-type dataset` gets those of the hub"
         )
-    record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
+    records = (file.relative_to(root) for file in root.rglob("*.tfrecord*"))
+    # Where the hub's program downloads to, it leaves files of the same names in .cache.
+    record_folders = sorted({root / file.parent for file in records if not file.parts[0].startswith(".")})
     if len(record_folders) > 1:
         names = ", ".join(str(folder.relative_to(root)) for folder in record_folders)
         raise BadInput(f"--demos {root} holds several RLDS datasets: name one of its folders: {names}")

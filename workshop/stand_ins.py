@@ -161,10 +161,8 @@ def programs_of(args: Args, name: Name) -> list[str]:
     """The programs that make a policy."""
     stand_in = STAND_INS[name]
     folders = " ".join(f"{args.out}/demonstrations/{folder}" for folder in stand_in.demonstrations)
-    return [
-        program.replace("DEMOS", folders).replace("OUT", str(args.out)).replace("NAME", name)
-        for program in stand_in.programs
-    ]
+    values = {"DEMOS": folders, "OUT": str(args.out), "NAME": name}
+    return [re.sub("DEMOS|OUT|NAME", lambda word: values[word[0]], program) for program in stand_in.programs]
 
 
 def measure(args: Args) -> None:
