@@ -143,7 +143,6 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Run warmup, transition and RL from `state` to the last env step."""
-    ranks = learner.ranks
     while state.global_step < config.phases.total_steps:
         update_index = state.updates_done  # counts from 0
 
@@ -169,8 +168,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         n_steps = rollout_steps(state.global_step, config)
         samples_dynamically = config.rollout.dynamic_sampling and not phase.distils
         bounds = config.rollout.group_success_bounds if samples_dynamically else None
-        with show_part("rollout", n_steps // ranks.size, "env steps", learner, state) as activity:
-            rollout, trajectories = collect(player, episodes, n_steps, bounds, ranks, activity.advance)
+        with show_part("rollout", n_steps // learner.ranks.size, "env steps", learner, state) as part:
+            rollout, trajectories = collect(player, episodes, n_steps, bounds, learner.ranks, part.advance)
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
@@ -188,8 +187,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer, but a warmup in which the student acts learns from all its rollouts so far (rl/lessons.py).
             total = number_of_epochs(config.update, phase) * len(batch)
-            with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
-                metrics |= update(learner, batch, phase, config, update_index, activity.advance)
+            with run.timed("update"), show_part("learning", total, "decisions", learner, state) as part:
+                metrics |= update(learner, batch, phase, config, update_index, part.advance)
             del batch
         rollout.forget_kept_states()
 

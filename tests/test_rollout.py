@@ -1,6 +1,7 @@
 """`rollout` and `decide` over scripted episodes: what is kept, what is recorded, and what nothing may depend on."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,12 @@ def test_a_simulator_that_fails_wherever_it_starts_ends_the_run():
     with pytest.raises(RuntimeError, match="planted fault"):
         play(pool, source=episodes(20))
     assert len(set(pool.started)) <= 3 + MAX_BAD_STARTS
+
+
+def test_so_does_one_that_fails_at_the_few_starts_that_there_are():
+    pool = FakePool(lambda _, state: Script(8, faults=99), num_slots=2)
+    with pytest.raises(RuntimeError, match="planted fault"):
+        play(pool, source=(replace(one, init_state_id=one.index % 4) for one in episodes(60)), n_steps=40)
 
 
 # what is recorded
