@@ -56,9 +56,9 @@ from experiment.results import (
     settings_of,
 )
 from experiment.results_table import comparison_table, results_table
-from experiment.run_folder import METRICS_FILE, read_run
 from experiment.setup import make_spec
 from experiment.simulators import count_simulators, find_renderer_apart
+from experiment.stored_run import METRICS_FILE, read_run
 from experiment.terminal import say
 from preflight import looks_warning
 from probes import attention_probe, image_probe, made_up_observation

@@ -18,8 +18,8 @@ from envs.assets import Pack, find_pack
 from envs.libero_imports import check_versions, simulator_versions
 from experiment.checkpoints import latest_checkpoint
 from experiment.file_lock import lock_file
-from experiment.run_folder import LOCK_FILE
 from experiment.setup import Setup
+from experiment.stored_run import LOCK_FILE
 from experiment.terminal import is_first_rank, log_row
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo

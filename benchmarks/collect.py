@@ -22,7 +22,7 @@ from contracts import BadInput, read_fields
 from experiment.episodes import EpisodeResult
 from experiment.provenance import Provenance
 from experiment.results import read_results
-from experiment.run_folder import read_run
+from experiment.stored_run import read_run
 from experiment.verdict import read_evaluations
 
 # What plots and tables need of an update.

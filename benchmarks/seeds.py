@@ -22,7 +22,7 @@ from command_line import main_guard, parse_flags
 from configs.bounds import POSITIVE, check_fields
 from contracts import BadInput
 from envs.machine import usable_cores
-from experiment.run_folder import StoredRun, read_run
+from experiment.stored_run import StoredRun, read_run
 from workshop.side_by_side import run_side_by_side
 
 

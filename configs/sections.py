@@ -18,7 +18,7 @@ from vla.load_options import Compile, FrozenWeights, L1Student, LoadOptions
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 WarmupTarget = Literal["hard", "soft", "spread"]
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
-# in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
+# in memory at once, and the folder of the same assets (`experiment.resume.reopen_run`). A change of any other
 # setting would give other results than a run that was never stopped.
 CHANGEABLE = "changeable on resume"
 

@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiment.run_folder import MetricsRow
+from experiment.stored_run import MetricsRow
 from experiment.verdict import Evaluation
 from rl.phases import Phase
 

@@ -15,7 +15,7 @@ import torch
 from contracts import first_line
 from envs.pool import Pool
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
-from experiment.run_folder import FRAMES_PER_SECOND
+from experiment.stored_run import FRAMES_PER_SECOND
 from experiment.terminal import show_progress
 from rl.episode_order import PlayAll
 from rl.episode_player import EpisodePlayer

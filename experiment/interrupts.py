@@ -13,7 +13,8 @@ import torch
 
 from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
-from experiment.run_folder import LOG_FILE, Run
+from experiment.run_folder import Run
+from experiment.stored_run import LOG_FILE
 from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line, replaced
 from experiment.charts import draw_metrics, draw_success
-from experiment.run_folder import FRAMES_PER_SECOND, StoredRun, read_run, video_folder
+from experiment.stored_run import FRAMES_PER_SECOND, StoredRun, read_run, video_folder
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The folder of a run: create, lock and write it, and read it back: its settings, its metrics, how far it has come."""
+"""The folder of a run: create, lock and write it."""
 
 import contextlib
 import itertools
@@ -8,60 +8,21 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias
 
 from filelock import FileLock
-from typing_extensions import NotRequired
 
 from command_line import PROGRAM_STARTED
-from configs.config import TrainConfig, config_from_json
-from contracts import (
-    BadInput,
-    TimeIsUp,
-    output_place,
-    read_bytes,
-    read_fields,
-    write_json,
-)
+from configs.config import TrainConfig
+from contracts import TimeIsUp, output_place, write_json
 from envs.assets import find_pack
 from experiment.file_lock import lock_file
-from experiment.provenance import Provenance, provenance, simulator_packages
+from experiment.provenance import provenance, simulator_packages
+from experiment.stored_run import CONFIG_FILE, LOCK_FILE, LOG_FILE, METRICS_FILE, RunDescription
 from experiment.terminal import log_to_file
 from experiment.wandb_log import WandbLog
 from rl.ranks import ALONE, Ranks
-
-CONFIG_FILE = "config.json"
-METRICS_FILE = "metrics.jsonl"
-LOG_FILE = "train.log"
-LOCK_FILE = ".lock"
-FRAMES_PER_SECOND = 20  # of videos; LIBERO's control rate, so a video plays in real time
-
-GREEDY = "eval/greedy_success"  # every evaluation has it
-WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
-
-MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
-
-
-class RunDescription(Provenance):
-    """The contents of config.json: the provenance, and what decides the result of the run."""
-
-    config: dict[str, dict[str, object]]  # settings by section: see configs.config.config_from_json
-    looks: str  # name and digest of the assets
-    simulator: str  # its packages with their versions
-    hub_commit: NotRequired[str | None]  # of the checkpoint, if it came from the hub
-    resume_argv: NotRequired[list[list[str]]]  # the command lines that resumed the run; missing if none did
-
-
-def evaluation_path(folder: Path, env_steps: int) -> Path:
-    """The results file of the evaluation of a run after so many env steps."""
-    return folder / "evaluations" / f"step_{env_steps}.json"
-
-
-def video_folder(folder: Path, env_steps: int) -> Path:
-    """Where the videos of an evaluation in a run are."""
-    return folder / "videos" / f"step_{env_steps}"
 
 
 class Run:
@@ -175,97 +136,3 @@ def _create_folder(config: TrainConfig) -> Path:
     for name in ("checkpoints", "evaluations", "videos", "report"):
         (folder / name).mkdir()
     return folder
-
-
-def reopen_run(
-    folder: Path,
-    config: TrainConfig,
-    argv: Sequence[str],
-    metrics_bytes: int,
-    wandb_id: str | None,
-    ranks: Ranks = ALONE,
-) -> Run:
-    """Open the folder of a run that is resumed.
-
-    `metrics_bytes`: length of metrics.jsonl at the checkpoint; later records are cut off. Raises BadInput if another
-    program is writing the run, or if assets or simulator differ from those of the run (equal assets may have moved).
-    """
-    if not ranks.is_main:
-        return Run(folder, config, ranks)
-    lock = lock_file(folder / LOCK_FILE, f"--resume {folder}: the run")
-    description = read_description(folder)
-    now = {"looks": str(find_pack(config.simulator.assets)), "simulator": simulator_packages()}
-    for part, value in now.items():
-        if description.get(part) != value:
-            raise BadInput(
-                f"--resume {folder}: {part} of the run: {description.get(part)}; now: {value}: give the run its own "
-                "(--assets, or the versions of its packages), or start a new run"
-            )
-    with output_place(folder, "--resume"):
-        # A setting that is changed on resume stays changed.
-        description["config"] = asdict(config)
-        description["resume_argv"] = [*description.get("resume_argv", []), list(argv)]
-        write_json(folder / CONFIG_FILE, description)
-        log_to_file(folder / LOG_FILE)
-        metrics_file = folder / METRICS_FILE
-        os.truncate(metrics_file, min(metrics_bytes, len(read_bytes(metrics_file))))
-    return Run(folder, config, ranks, wandb_id, lock)
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """The contents of a run folder, finished or not."""
-
-    folder: Path
-    config: TrainConfig
-    rows: Sequence[MetricsRow]  # of metrics.jsonl
-    description: RunDescription
-
-    @property
-    def evaluated_steps(self) -> list[int]:
-        """The env steps of its evaluations, oldest first."""
-        return [int(row["global_step"]) for row in self.rows if GREEDY in row]
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run has had its last evaluation."""
-        return self.evaluated_steps[-1:] >= [self.config.phases.total_steps]
-
-    def status(self) -> str:
-        """How far the run has come, in one line."""
-        state = "Finished" if self.is_finished else "Not finished"
-        env_steps = self.rows[-1]["global_step"] if self.rows else 0
-        planned = "" if self.is_finished else f" of {self.config.phases.total_steps:,}"
-        updates = sum("schedule/phase" in row for row in self.rows)
-        hours = sum(row.get(key, 0.0) for row in self.rows for key in WALL_TIME) / 3600
-        return f"{state}: {env_steps:,}{planned} env steps, {updates} updates, {hours:.1f} h"
-
-
-def read_run(folder: Path) -> StoredRun:
-    """Read a run folder. Raises BadInput if it is not one, is damaged, or has settings of another version."""
-    try:
-        description = read_description(folder)
-        config = config_from_json(description["config"])
-        rows = read_metrics(folder / METRICS_FILE)
-    except BadInput as problem:
-        raise BadInput(f"{folder} is not a run folder of this version: {problem}") from None
-    return StoredRun(folder.resolve(), config, rows, description)
-
-
-def read_description(folder: Path) -> RunDescription:
-    """Read the config.json of a run folder. Raises BadInput."""
-    return read_fields(folder / CONFIG_FILE, RunDescription)
-
-
-def read_metrics(path: Path) -> list[MetricsRow]:
-    """Read the records of a metrics.jsonl. Raises BadInput if there is none, or if a record is damaged.
-
-    Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
-    """
-    *lines, _ = read_bytes(path).split(b"\n")  # a whole last line ends with a newline, too
-    try:
-        # As one list, because then equal names share their memory: a long run is read at every evaluation.
-        records = json.loads(b"[" + b",".join(lines) + b"]")
-        return [{key: value for key, value in record.items() if value is not None} for record in records]
-    except (ValueError, AttributeError) as error:
-        raise BadInput(f"{path} is damaged: {error}") from None

@@ -19,7 +19,8 @@ from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.policies import choose_and_keep_teacher, choose_looks, describe_policy, load_policy
-from experiment.run_folder import Run, reopen_run, start_run
+from experiment.resume import reopen_run
+from experiment.run_folder import Run, start_run
 from experiment.simulators import SimulatorCount, count_for_training, find_renderer_apart
 from experiment.terminal import log_row
 from rl.ranks import Ranks, join_ranks

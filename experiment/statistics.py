@@ -37,6 +37,9 @@ class Successes:
         return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
 
 
+Rates = Mapping[str, Successes]  # by the name of the rule of acting
+
+
 def count_successes(outcomes: Iterable[bool]) -> Successes:
     """Count the True ones among the outcomes of episodes."""
     outcomes = list(outcomes)

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from experiment.episodes import EpisodeKey, EpisodeResult, rates_by_rule
 from experiment.results import read_results
-from experiment.run_folder import StoredRun, evaluation_path
 from experiment.statistics import Paired, Successes, compare
+from experiment.stored_run import StoredRun, evaluation_path
 
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from configs.presets import PRESETS
 from experiment.episodes import EpisodeKey, EpisodeResult, Rule
 from experiment.results import Results, Settings, write_results
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, evaluation_path, read_metrics
+from experiment.stored_run import CONFIG_FILE, METRICS_FILE, MetricsRow, evaluation_path, read_metrics
 
 # What differs between two runs of the same computation: how long it took, and how much memory.
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")

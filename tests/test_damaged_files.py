@@ -10,7 +10,7 @@ import pytest
 from configs.cli import parse_train
 from contracts import BadInput
 from experiment.results import read_results, write_results
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, read_run
+from experiment.stored_run import CONFIG_FILE, METRICS_FILE, read_run
 from tests.small_checkpoint import load_policy
 from tests.stored_runs import ROWS, store
 from tests.test_results import results_with

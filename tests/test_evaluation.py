@@ -14,8 +14,6 @@ from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluation import (
-    check_baseline,
-    check_imitation,
     count_by_rule,
     evaluate_and_record,
     evaluation_is_due,
@@ -24,9 +22,11 @@ from experiment.evaluation import (
     time_left,
 )
 from experiment.evaluator import Conditions, evaluate, write_video
+from experiment.hopeless_runs import check_baseline, check_imitation
 from experiment.results import read_results
-from experiment.run_folder import METRICS_FILE, Run, read_metrics
+from experiment.run_folder import Run
 from experiment.statistics import Successes
+from experiment.stored_run import METRICS_FILE, read_metrics
 from rl.rollout import Rollout
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw, trajectory

@@ -31,7 +31,7 @@ from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.env import TaskInfo
-from experiment.run_folder import METRICS_FILE, read_metrics
+from experiment.stored_run import METRICS_FILE, read_metrics
 from rl.teacher_choice import TeacherChoice
 from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation

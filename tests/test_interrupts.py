@@ -11,7 +11,8 @@ from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
 from experiment.interrupts import interruptible, until_the_end
-from experiment.run_folder import LOG_FILE, Run
+from experiment.run_folder import Run
+from experiment.stored_run import LOG_FILE
 
 
 @pytest.fixture

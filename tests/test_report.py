@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiment.report import update_report, write_report
-from experiment.run_folder import read_run, video_folder
+from experiment.stored_run import read_run, video_folder
 from tests.stored_runs import ROWS, store, store_episodes
 
 SAMPLED = ("1" * 4 + "0" * 16, "1" * 16 + "0" * 4)

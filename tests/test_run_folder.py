@@ -11,18 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-import experiment.run_folder
 from configs.config import TrainConfig, changed, config_from_json
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.run_folder import (
-    METRICS_FILE,
-    Run,
-    read_description,
-    read_metrics,
-    reopen_run,
-    start_run,
-)
+from experiment.resume import reopen_run
+from experiment.run_folder import Run, start_run
+from experiment.stored_run import METRICS_FILE, read_description, read_metrics
 from experiment.terminal import log_to_terminal
 from preflight import check_resumed_folder
 
@@ -156,7 +150,7 @@ def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(tmp_pat
 
 def test_a_run_does_not_go_on_in_another_simulator(run, monkeypatch):
     run.close()
-    monkeypatch.setattr(experiment.run_folder, "simulator_packages", lambda: "mujoco 3.3.2")
+    monkeypatch.setattr("experiment.resume.simulator_packages", lambda: "mujoco 3.3.2")
     with pytest.raises(BadInput, match="now: mujoco"):
         reopen_run(run.folder, run.config, RESUME, 0, None)
 

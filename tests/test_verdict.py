@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiment.run_folder import read_run
 from experiment.statistics import Paired
+from experiment.stored_run import read_run
 from experiment.verdict import changes, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contracts import resolve_pointer
-from experiment.run_folder import METRICS_FILE, MetricsRow, read_metrics
+from experiment.stored_run import METRICS_FILE, MetricsRow, read_metrics
 from workshop.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
