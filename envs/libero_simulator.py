@@ -229,7 +229,7 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
     is_users_task = not bddl.is_relative_to(libero_root())
     wrapper = None
     try:
-        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, cameras), seed=0)
+        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, assets, cameras), seed=0)
         if is_users_task:
             # Try the goal now: if LIBERO could not evaluate it, every episode would end in an error.
             wrapper.env._check_success()
@@ -245,13 +245,13 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
         ) from fault
 
 
-def _new_wrapper(bddl: Path, cameras: list[str]) -> OffScreenRenderEnv:
+def _new_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
     """LIBERO's env of a task file. Raises RandomizationError if LIBERO's sampler finds no room for an object."""
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
     from envs import lean
 
-    with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
+    with patch.object(lean.MjSim, "from_xml_string", partial(lean.load_lean, pack=assets)):
         return OffScreenRenderEnv(
             bddl_file_name=str(bddl),
             camera_names=cameras,

@@ -111,7 +111,7 @@ def test_a_texture_of_two_materials_is_loaded_once():
     )
     kinds = {"one": "2d", "same": "2d", "other": "cube"}
     assets = "".join(texture.format(name, kind, name, name) for name, kind in kinds.items())
-    model = load_lean(f"<mujoco><asset>{assets}</asset></mujoco>").model
+    model = load_lean(f"<mujoco><asset>{assets}</asset></mujoco>", pack=Path("none")).model
     used = {
         name: model.mat_texid[model._model.material(name).id, mujoco.mjtTextureRole.mjTEXROLE_RGB]
         for name in kinds

@@ -1,5 +1,6 @@
 """LiberoEnv against LIBERO's own OffScreenRenderEnv, stepped one action at a time in the same process."""
 
+import shutil
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
+from envs.assets import find_pack
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION
@@ -37,14 +39,22 @@ def reference_of(assets, actions, frames_every) -> list[Snapshot]:
 
 
 @pytest.fixture(scope="module")
-def reference(actions):
-    return reference_of("lowpoly", actions, frames_every=1)
+def pack(tmp_path_factory):
+    """The low-poly pack with robosuite's own robot, which LIBERO's own env draws with any pack."""
+    folder = tmp_path_factory.mktemp("pack") / "assets"
+    without_robot = shutil.ignore_patterns("robosuite")
+    return str(shutil.copytree(find_pack("lowpoly").folder, folder, ignore=without_robot))
 
 
 @pytest.fixture(scope="module")
-def env():
+def reference(pack, actions):
+    return reference_of(pack, actions, frames_every=1)
+
+
+@pytest.fixture(scope="module")
+def env(pack):
     """One built env for many tests: nothing that they do may change what the next reset gives."""
-    env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="lowpoly"), TASK)
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets=pack), TASK)
     env.reset(Start(0), observe=False)
     yield env
     env.close()
@@ -93,6 +103,17 @@ def test_a_chunk_does_so_in_official_looks_which_do_not_change_the_physics(refer
     assert (reference[0].images != official[0].images).any()
 
 
+def test_the_low_poly_robot_is_robosuites_with_fewer_faces_and_the_same_physics(env, reference, actions):
+    simple = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="lowpoly"), TASK)
+    images = simple.reset(Start(INIT_STATE)).observation.images
+    simple.step_chunk(actions[:8])
+    np.testing.assert_array_equal(state_of(simple.domain), reference[8].state)
+    # In grey levels. Another place of the same robot changes a picture by some TODO.
+    assert 0 < np.abs(images - reference[0].images.astype(float)).mean() < 1
+    assert simple.domain.sim.model._model.nmeshface < env.domain.sim.model._model.nmeshface / 3
+    simple.close()
+
+
 @needs_official
 def test_official_pictures_are_those_that_the_public_checkpoints_know():
     """The sample observation that openvla-oft publishes, and our own picture of it in cells of 14 x 14 pixels."""
@@ -118,11 +139,11 @@ def test_frames_of_a_recording_are_liberos_at_every_step(env, reference, actions
 
 
 def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the_next(
-    env, reference, actions, monkeypatch
+    env, reference, actions, pack, monkeypatch
 ):
     problems = ["bowl falls"]
     monkeypatch.setattr(env._simulator, "find_problem", lambda _: problems.pop() if problems else None)
-    expected = libero_rollout(SUITE, TASK, None, actions[:8], frames_every=8, seed=(5, 1))
+    expected = libero_rollout(SUITE, TASK, None, actions[:8], 8, pack, seed=(5, 1))
     result = env.reset(Start(None, seed=5, record=True))
     assert_same_observation(result.observation, expected[0])
     assert len(result.frames) == 1
@@ -190,8 +211,8 @@ def test_two_envs_in_one_process_render_their_own_scenes(env, basket, reference,
     assert_same_observation(env.step_chunk(actions[8:16]).observation, reference[16])
 
 
-def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(reference):
-    env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, max_env_steps=11), TASK)
+def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(reference, pack):
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, assets=pack, max_env_steps=11), TASK)
     result = env.reset(Start(INIT_STATE))
     np.testing.assert_array_equal(result.observation.images, reference[0].images[:1])
     np.testing.assert_array_equal(result.observation.proprio, reference[0].proprio)
