@@ -29,9 +29,10 @@ _TINY = changed(
     name="tiny",
     checkpoint=TINY_CHECKPOINT,
     warmup_target="soft",
+    warmup_success_ratio=0.0,
     warmup_steps=3_000,
     transition_steps=3_000,
-    total_steps=25_000,
+    total_steps=40_000,
     n_steps=3_000,
     advantage="auto",
     n_epochs=3,
@@ -39,7 +40,7 @@ _TINY = changed(
     warmup_epochs=4,
     lr=3e-4,
     warmup_lr=1e-3,
-    eval_interval=25_000,
+    eval_interval=40_000,
 )
 
 # How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
@@ -101,7 +102,6 @@ PRESETS: dict[Preset, TrainConfig] = {
         max_env_steps=16,
         advantage="absolute",
         ratio_level="chunk",
-        warmup_success_ratio=0.0,
         warmup_steps=32,
         transition_steps=32,
         total_steps=96,
@@ -112,7 +112,7 @@ PRESETS: dict[Preset, TrainConfig] = {
         warmup_epochs=1,
         batch_size=4,
         lr=2e-4,
-        eval_interval=64,
+        eval_interval=32,
         allow_zero_baseline=True,
         wandb_mode="disabled",
     ),

@@ -117,7 +117,8 @@ class PhaseConfig:
     # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy.
     teacher: Literal["auto", "greedy", "median", "l1"] = "auto"
     # Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
-    # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never).
+    # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: there is
+    # no such evaluation).
     warmup_success_ratio: Annotated[Share, CHANGEABLE] = 0.5
 
 
@@ -202,8 +203,8 @@ class UpdateConfig:
 class EvaluationConfig:
     """Evaluation of teacher and student on held-out initial states, during training."""
 
-    # Env steps between evaluations; also at step 0, after the warmup and at the end. They come between updates, so
-    # never more often than --n-steps.
+    # Env steps between evaluations; also at step 0, at the end, and after the warmup if --warmup-success-ratio judges
+    # the student there. They come between updates, so never more often than --n-steps.
     eval_interval: PositiveInt = 20_000
     # Sampled episodes per task and held-out initial state (0: none), in addition to one greedy episode; more greedy
     # ones would be equal.

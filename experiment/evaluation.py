@@ -30,13 +30,18 @@ log = logging.getLogger(__name__)
 
 
 def evaluation_steps(config: TrainConfig) -> list[int]:
-    """The env steps from which an evaluation is due: 0, the warmup's end, multiples of --eval-interval, and the end."""
+    """The env steps from which an evaluation is due: 0, multiples of --eval-interval, and the end.
+
+    So is the warmup's end, if the student is judged there.
+    """
     total_steps = config.phases.total_steps
     # A rollout has at least n_steps env steps, so a shorter interval is reached after every rollout, too.
     interval = max(config.evaluation.eval_interval, config.rollout.n_steps)
     multiples = range(0, total_steps, interval)
-    warmup_end = min(end_of_warmup(config.phases), total_steps)
-    return sorted({*multiples, warmup_end, total_steps})
+    steps = {*multiples, total_steps}
+    if config.phases.warmup_success_ratio > 0:
+        steps.add(min(end_of_warmup(config.phases), total_steps))
+    return sorted(steps)
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:

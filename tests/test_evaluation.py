@@ -159,11 +159,13 @@ def evaluate_at(step: int, run: Run, learner: Learner, state: TrainerState, succ
 
 
 def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_the_interval():
-    def is_due(evaluated_at: int | None, global_step: int) -> bool:
-        return evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at))
+    def is_due(evaluated_at: int | None, global_step: int, config=CONFIG) -> bool:
+        return evaluation_is_due(config, TrainerState(global_step, evaluated_at=evaluated_at))
 
     assert is_due(None, 0)
     assert [step for step in range(0, 100) if is_due(0, step)][:1] == [30]  # the warmup's end
+    unjudged = changed(CONFIG, warmup_success_ratio=0.0)
+    assert [step for step in range(0, 300) if is_due(0, step, unjudged)][:1] == [100]
     assert [step for step in range(0, 300) if is_due(30, step)][:1] == [100]
     assert [step for step in range(0, 300) if is_due(130, step)][:1] == [200]
 

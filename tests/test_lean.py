@@ -1,5 +1,7 @@
 """Exact speed-ups, part by part: the controller's numbers, and the pixels of what is in view."""
 
+from pathlib import Path
+
 import mujoco
 import numpy as np
 import pytest

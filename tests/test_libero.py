@@ -108,8 +108,8 @@ def test_the_low_poly_robot_is_robosuites_with_fewer_faces_and_the_same_physics(
     images = simple.reset(Start(INIT_STATE)).observation.images
     simple.step_chunk(actions[:8])
     np.testing.assert_array_equal(state_of(simple.domain), reference[8].state)
-    # In grey levels. Another place of the same robot changes a picture by some TODO.
-    assert 0 < np.abs(images - reference[0].images.astype(float)).mean() < 1
+    # In grey levels; a chunk of moves changes these two pictures by 4 and 42.
+    assert 0 < np.abs(images - reference[0].images.astype(float)).mean() < 1.5
     assert simple.domain.sim.model._model.nmeshface < env.domain.sim.model._model.nmeshface / 3
     simple.close()
 
