@@ -80,6 +80,7 @@ NEEDS_OF_8_BLOCKS = [MemoryNeed(0, int(0.6 * GIB), 0.0), MemoryNeed(8, int(0.2 *
         (2.5, 9.0, (4, 0), "cpu"),  # beside them blocks would be recomputed
         (4.0, 9.0, (4, 0), "cpu"),
         (4.0, 3.0, (4, 0), None),
+        (3.0, 3.5, (4, 0), None),  # pinned they take four
     ],
 )
 def test_kept_states_stay_on_the_gpu_unless_blocks_would_be_recomputed_for_them(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -103,9 +104,12 @@ def _measured_plan(
     plan = choose_plan(needs, free_bytes, micro_batch_sizes)
     if policy.network.trained_blocks is None:
         return plan
-    kept_bytes = rollout.num_decisions * bytes_of_kept_states(policy, observation)
+    decision_bytes = bytes_of_kept_states(policy, observation)
+    kept_bytes = rollout.num_decisions * decision_bytes
     beside = plan_beside_kept_states(plan, needs, free_bytes - kept_bytes, micro_batch_sizes)
-    in_main_memory = torch.device("cpu") if kept_bytes <= rollout.main_memory_bytes else None
+    # torch rounds every pinned tensor up to a power of two.
+    pinned_bytes = rollout.num_decisions * 2 ** math.ceil(math.log2(decision_bytes))
+    in_main_memory = torch.device("cpu") if pinned_bytes <= rollout.main_memory_bytes else None
     policy.kept_on = in_main_memory if beside is None else policy.device
     return beside or plan
 
