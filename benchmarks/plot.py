@@ -2,7 +2,8 @@
 
     python -m benchmarks.plot docs/results/NAME.json docs/images/NAME.svg [--title TEXT]
 
-The file is one of benchmarks.collect. Circles: evaluations on held-out states. The blue line: training episodes in
+The file is one of benchmarks.collect. Circles: evaluations on held-out states; where the file has results of both a
+run's start and its end, which are of more states, these alone. The blue line: training episodes in
 which the student acts alone, the mean of the last 100 or so. The picture has a background of its own, so it can be read
 on dark pages, and letters large enough for a width of 400 pixels. Prints its size.
 """
@@ -18,7 +19,15 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.collect import CollectedRun, Updates, read_experiment, share
+from benchmarks.collect import (
+    CollectedResults,
+    CollectedRun,
+    Experiment,
+    Successes,
+    Updates,
+    read_experiment,
+    share,
+)
 from command_line import main_guard, parse_flags
 
 GREEDY_COLOUR = "#d95f02"
@@ -42,22 +51,19 @@ def main(argv: Sequence[str]) -> None:
     experiment = read_experiment(args.experiment)
     matplotlib.rcParams.update({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "vla-grpo"})
     figure = Figure(figsize=(5, 3.2), layout="constrained", facecolor="white")
-    draw(figure.add_subplot(), experiment["runs"], args.title)
+    draw(figure.add_subplot(), experiment, args.title)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=160, metadata={"Date": None} if args.out.suffix == ".svg" else None)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
 
 
-def draw(axes: Axes, runs: Sequence[CollectedRun], title: str) -> None:
-    for run in runs:
-        draw_run(axes, run)
+def draw(axes: Axes, experiment: Experiment, title: str) -> None:
+    for run in experiment["runs"]:
+        draw_run(axes, run, evaluations_to_draw(run, experiment["results"]))
     axes.plot([], [], color=SAMPLED_COLOUR, marker="o", markersize=4, label="sampled")
     axes.plot([], [], color=GREEDY_COLOUR, marker="o", markersize=4, label="greedy")
-    teachers = [
-        100 * share(each["successes"]["teacher"])
-        for each in runs[0]["evaluations"]
-        if "teacher" in each["successes"]
-    ]
+    first_run = evaluations_to_draw(experiment["runs"][0], experiment["results"])
+    teachers = [100 * share(each["teacher"]) for _, each in first_run if "teacher" in each]
     if teachers:
         axes.axhline(teachers[0], color=TEACHER_COLOUR, linestyle="--", linewidth=1.2, label="teacher")
     axes.set_ylim(0, 102)
@@ -70,15 +76,27 @@ def draw(axes: Axes, runs: Sequence[CollectedRun], title: str) -> None:
     axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), title=title or None)
 
 
-def draw_run(axes: Axes, run: CollectedRun) -> None:
+def evaluations_to_draw(
+    run: CollectedRun, results: Sequence[CollectedResults]
+) -> list[tuple[int, Successes]]:
+    """Env steps and successes of the evaluations of a run."""
+    last_step = run["updates"]["global_step"][-1]
+    starts = [(0, each["successes"]) for each in results if each["seed"] is None]
+    ends = [(last_step, each["successes"]) for each in results if each["seed"] == run["seed"]]
+    if starts and ends:
+        return starts + ends
+    return [(each["global_step"], each["successes"]) for each in run["evaluations"]]
+
+
+def draw_run(axes: Axes, run: CollectedRun, evaluations: Sequence[tuple[int, Successes]]) -> None:
     env_steps, success = training_curve(run["updates"])
     axes.plot(env_steps, success, color=SAMPLED_COLOUR, linewidth=0.8, alpha=0.7)
     for mode, colour in (("sample", SAMPLED_COLOUR), ("greedy", GREEDY_COLOUR)):
-        played = [each for each in run["evaluations"] if mode in each["successes"]]
+        played = [(step, 100 * share(each[mode])) for step, each in evaluations if mode in each]
         style = "o" if mode == "sample" else "o-"
         axes.plot(
-            [each["global_step"] for each in played],
-            [100 * share(each["successes"][mode]) for each in played],
+            [step for step, _ in played],
+            [percent for _, percent in played],
             style,
             color=colour,
             linewidth=0.8,

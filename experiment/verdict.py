@@ -63,7 +63,8 @@ def changes(
     """
     if len(evaluations) < 2:
         return {}
-    first, last = evaluations[0], evaluations[-1]
+    first = evaluations[0]
+    last = evaluations[-1]
     pairs = {
         "sampled": compare(first.outcomes("sampled", task_id), last.outcomes("sampled", task_id)),
         "greedy": compare(first.outcomes("greedy", task_id), last.outcomes("greedy", task_id)),
