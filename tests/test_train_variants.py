@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compare, seeds
+from benchmarks import compare, train_variants
 from contracts import BadInput
 from tests.stored_runs import evaluation, store
 
@@ -24,10 +24,10 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
                 settings = {"phases__total_steps": 10, "rollout__temperature": 0.7}
                 store(folder, [evaluation(10)], argv=argv, **settings)
 
-    monkeypatch.setattr(seeds, "run_side_by_side", pretend)
-    monkeypatch.setattr(seeds.collect, "main", lambda _: None)
+    monkeypatch.setattr(train_variants, "run_side_by_side", pretend)
+    monkeypatch.setattr(train_variants.collect, "main", lambda _: None)
     flags = [str(tmp_path), "a --preset tiny", "b --preset tiny --lr 1", "--seeds", "3", "4"]
-    seeds.main(flags)
+    train_variants.main(flags)
     trained = [one for one in programs if one.startswith("train_grpo.py")]
     played = [one for one in programs if one.startswith("eval.py")]
     assert len(trained) == 4
@@ -38,10 +38,10 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
     assert all("--l1-student tokens" in one and "--assets auto" in one for one in played)
 
     programs.clear()
-    seeds.main(flags)
+    train_variants.main(flags)
     assert all(one.startswith("eval.py") for one in programs)
     with pytest.raises(BadInput, match="other flags"):
-        seeds.main([flags[0], "a --preset tiny --lr 2"])
+        train_variants.main([flags[0], "a --preset tiny --lr 2"])
 
 
 def test_successes_of_two_simulators_are_not_compared(tmp_path):

@@ -1,6 +1,6 @@
 """Train variants with the same seeds side by side, and play their start and every end on the same initial states.
 
-    python -m benchmarks.seeds OUT "base --preset tiny" "six-epochs --preset tiny --n-epochs 6" --seeds 0 1 2 3
+    python -m benchmarks.train_variants OUT "base --preset tiny" "six-epochs --preset tiny --n-epochs 6" --seeds 0 1 2 3
 
 A variant is a name and the flags of train_grpo.py. Ends are the checkpoints `latest`: `best` was chosen by what it is
 measured on. They are played greedily and sampled at the temperature of training (--rules), on LIBERO's initial states
@@ -53,7 +53,7 @@ class Args:
 
 
 def main(argv: Sequence[str]) -> None:
-    args = parse_flags(Args, argv, prog="python -m benchmarks.seeds", description=__doc__)
+    args = parse_flags(Args, argv, prog="python -m benchmarks.train_variants", description=__doc__)
     variants = {name: shlex.join(flags) for name, *flags in map(shlex.split, args.variants)}
     # The parent of each run's folder -> the run's flags.
     outputs = {
@@ -137,4 +137,4 @@ def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path)
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard("benchmarks.seeds", main))
+    sys.exit(main_guard("benchmarks.train_variants", main))
