@@ -10,6 +10,7 @@ import torch
 
 from configs.config import TrainConfig
 from configs.sections import PhaseConfig, UpdateConfig
+from probes import check_learning, check_logits_path
 from rl.phases import phase_at
 from rl.trajectory import flatten
 from rl.update import make_learner, update
@@ -121,6 +122,17 @@ def test_student_and_teacher_share_the_trunks_recording(small, observations):
     policy.act_as_teacher(observations)
     parts = [part for part, *_ in policy._graphs._recordings]
     assert sorted(parts) == ["top", "top", "trunk"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"frozen_weights": "bf16"}, {"frozen_weights": "int8"}, {"compile": "on"}, {"trained_blocks": 2}],
+    ids=str,
+)
+def test_a_trial_step_brings_what_it_promises(observations, options):
+    policy = load_policy(BUNDLED, device="cuda", **({"compile": "auto"} | options))
+    check_logits_path(policy, observations[0], temperature=1.0)
+    check_learning(policy, observations[0], micro_batch_size=4)  # raises if it brings much less or more
 
 
 @both_trunks

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import train_grpo
 from contracts import BadInput
@@ -13,7 +14,7 @@ from envs import pool
 from rl.launcher import run_as_ranks
 from tests.end_to_end import reach
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run
-from tests.end_to_end.test_resume import assert_same_run
+from tests.end_to_end.test_resume import assert_same_run, weights_of
 
 # Two rows per step, one for each process: the sum of two gradients does not depend on who adds them, and every pass
 # has one row. So not only the numbers agree with those of one process, but their bits.
@@ -67,3 +68,16 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
     assert_same_run(run, only_run(alone))
     assert "success" in outputs[0]
     assert "success" not in outputs[1]  # rank 0 speaks for all
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs, for NCCL")
+def test_two_gpus_learn_what_one_learns(smoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = [*smoke, *SAME_BITS, *TWO_UPDATES, "--device", "cuda", "--frozen-weights", "float32"]
+    learned = []
+    for num_ranks in (1, 2):
+        own_flags = flags_into(flags, tmp_path / str(num_ranks))
+        assert run_as_ranks([sys.executable, "-m", reach.__name__, *own_flags], num_ranks) == 0
+        learned.append(weights_of(only_run(own_flags)))
+    torch.testing.assert_close(*learned, rtol=1e-3, atol=1e-6)
