@@ -2,10 +2,10 @@
 
     python -m benchmarks.plot docs/results/NAME.json docs/images/NAME.svg [--title TEXT]
 
-The file is one of benchmarks.collect. Circles: evaluations on held-out states; where the file has results of both a
-run's start and its end, which are of more states, these alone. The blue line: training episodes in
-which the student acts alone, the mean of the last 100 or so. The picture has a background of its own, so it can be read
-on dark pages, and letters large enough for a width of 400 pixels. Prints its size.
+The file is one of benchmarks.collect. Circles: evaluations on held-out states. If the file has results of a run's start
+and of its end, which are of more states, only these are drawn. The blue line: training episodes in which the student
+acts alone, the mean of the last 100 or so. The picture has a background of its own, so it can be read on dark pages,
+and letters large enough for a width of 400 pixels. Prints its size.
 """
 
 import sys
@@ -79,7 +79,7 @@ def draw(axes: Axes, experiment: Experiment, title: str) -> None:
 def evaluations_to_draw(
     run: CollectedRun, results: Sequence[CollectedResults]
 ) -> list[tuple[int, Successes]]:
-    """Env steps and successes of the evaluations of a run."""
+    """Env steps and successes of a run's results of start and end, or else of its own evaluations."""
     last_step = run["updates"]["global_step"][-1]
     starts = [(0, each["successes"]) for each in results if each["seed"] is None]
     ends = [(last_step, each["successes"]) for each in results if each["seed"] == run["seed"]]

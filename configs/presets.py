@@ -22,8 +22,9 @@ PUBLIC_CHECKPOINTS: dict[str, str] = {
 # it has to look. It knows libero_spatial task 0 alone, in both looks. The README in its folder says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
-# One rollout of the greedy teacher, one of the transition, then PPO. `lr` is only the first learning rate: after each
-# update it follows the default --desired-kl. Physics stay fast, to save a CPU's time. docs/LOG.md compares recipes.
+# One rollout of the greedy teacher, one of the transition, then PPO. The student is not judged after the warmup: that
+# takes minutes on a CPU. `lr` is only the first learning rate: after each update it follows the default
+# --desired-kl. Physics stay fast, to save a CPU's time. docs/LOG.md compares recipes.
 _TINY = changed(
     TrainConfig(),
     name="tiny",

