@@ -5,15 +5,33 @@ Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from vla.network_config import NetworkConfig
+
+
+@contextmanager
+def not_importable(name: str) -> Iterator[None]:
+    """Let `import name` fail in this block."""
+    module = sys.modules.pop(name, None)
+    sys.modules[name] = None  # type: ignore[assignment]
+    yield
+    del sys.modules[name]
+    if module is not None:
+        sys.modules[name] = module
+
+
+with not_importable(
+    "wandb"
+):  # timm would import it, which takes seconds, for a summary that is not used here
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
