@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiment.stored_run import MetricsRow
 from experiment.verdict import Evaluation
@@ -32,9 +33,14 @@ SHADES = {"warmup": "#f1c232", "transition": "#6aa2e8"}
 
 
 def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) -> str:
-    """Success of the student against env steps, with 95 % intervals, and the teacher's as a line."""
+    """Success of the student against env steps, with 95 % intervals; the teacher's and that in training as lines."""
+    training = [
+        (row["global_step"], row["rollout/success_rate"]) for row in rows if "rollout/success_rate" in row
+    ]
     picture = io.BytesIO()
-    with chart(picture, (9, 3.4), rows) as axes:
+    with chart(picture, (6.2, 3), rows) as axes:
+        if training:
+            axes.plot(*zip(*training, strict=True), color=GREY, linewidth=1, label="training episodes")
         for rule in ("sampled", "greedy"):
             played = [evaluation for evaluation in evaluations if rule in evaluation.rates]
             rates = [evaluation.rates[rule] for evaluation in played]
@@ -81,6 +87,7 @@ def chart(picture: io.BytesIO, size: tuple[float, float], rows: Sequence[Metrics
                 if phase in SHADES:
                     axes.axvspan(start, row["global_step"], color=SHADES[phase], alpha=0.2, linewidth=0)
                 start = row["global_step"]
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(axis="y", color=GREY, alpha=0.25)
         if len(axes.get_legend_handles_labels()[1]) > 1:

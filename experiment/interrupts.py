@@ -13,6 +13,7 @@ import torch
 
 from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
+from experiment.report import update_report
 from experiment.run_folder import Run
 from experiment.stored_run import LOG_FILE
 from experiment.terminal import LOG_TIME
@@ -69,6 +70,8 @@ def until_the_end(run: Run) -> Iterator[None]:
         problem = repairable_problem(reason, run.folder)
         if run.ranks.is_main:
             if (run.checkpoints / "latest").exists():
+                if isinstance(reason, TimeIsUp | KeyboardInterrupt):
+                    update_report(run.folder)  # it was last written after an evaluation
                 log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
             append_to_log(run.folder, problem or describe(reason))
         run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)

@@ -13,6 +13,7 @@ from contracts import BadInput
 from experiment.interrupts import interruptible, until_the_end
 from experiment.run_folder import Run
 from experiment.stored_run import LOG_FILE
+from tests.stored_runs import ROWS, store
 
 
 @pytest.fixture
@@ -40,6 +41,13 @@ def test_the_log_has_the_traceback_of_a_bug_and_one_line_for_a_full_gpu(run):
     raised, logged = end_with(run, torch.OutOfMemoryError("CUDA out of memory\nand more"))
     assert isinstance(raised, BadInput)
     assert logged == f"{raised}\n"
+
+
+def test_the_report_of_a_stopped_run_has_all_its_updates(run):
+    store(run.folder, ROWS)
+    (run.checkpoints / "latest").write_text("step_1")
+    end_with(run, KeyboardInterrupt())
+    assert f"{ROWS[-1]['global_step']:,} of" in (run.folder / "report" / "index.html").read_text()
 
 
 def test_a_signal_where_python_swallows_exceptions_still_interrupts():
