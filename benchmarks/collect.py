@@ -109,11 +109,11 @@ def refuse_repeated_seeds(seeds: Sequence[object]) -> None:
     """Raise BadInput if a seed occurs twice: benchmarks.compare pairs runs and results by their seeds."""
     for seed in set(seeds):
         if seeds.count(seed) > 1:
-            of_what = (
+            problem = (
                 f"two are of seed {seed}" if seed is not None else "two results belong to none of the runs"
             )
             raise BadInput(
-                f"{of_what}: an experiment has one run of a seed, results of its end, and of one start"
+                f"{problem}: an experiment has one run of a seed, results of its end, and of one start"
             )
 
 
@@ -141,8 +141,8 @@ def collect_results(path: Path, runs: Sequence[Path]) -> dict[str, object]:
     results = read_results(path)
     provenance = read_fields(path, Provenance, part="provenance")
     checkpoint = results.settings.checkpoint
-    of_runs = [run for run in runs if run.resolve() in Path(checkpoint).resolve().parents]
-    seeds = [read_run(run).config.run.seed for run in of_runs]
+    its_runs = [run for run in runs if run.resolve() in Path(checkpoint).resolve().parents]
+    seeds = [read_run(run).config.run.seed for run in its_runs]
     return {
         "checkpoint": checkpoint,
         "seed": seeds[0] if seeds else None,
