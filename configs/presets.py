@@ -33,7 +33,7 @@ _TINY = changed(
     warmup_success_ratio=0.0,
     warmup_steps=3_000,
     transition_steps=3_000,
-    total_steps=25_000,
+    total_steps=40_000,
     n_steps=3_000,
     advantage="auto",
     n_epochs=3,
@@ -41,7 +41,7 @@ _TINY = changed(
     warmup_epochs=4,
     lr=3e-4,
     warmup_lr=1e-3,
-    eval_interval=25_000,
+    eval_interval=40_000,
 )
 
 # How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
