@@ -4,8 +4,10 @@ import json
 import signal
 
 import pytest
+from PIL import Image
 
 import eval as eval_program
+from benchmarks import animate
 from configs.cli import parse_eval
 from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput
@@ -52,6 +54,10 @@ def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
     assert videos == [f"libero_spatial-task_0-init_state_{i}-greedy-failure.mp4" for i in range(2)]
     assert all((tmp_path / "r-videos" / video).stat().st_size > 0 for video in videos)
     assert "0/2 = 0 % [0, 66]" in capsys.readouterr().out
+    animate.main([str(after), str(after), str(tmp_path / "r.webp")])
+    with Image.open(tmp_path / "r.webp") as picture:
+        assert picture.size == (2 * animate.SIDE, 2 * animate.SIDE)  # two episodes, before and after
+        assert picture.n_frames > 2
     eval_program.main([*flags, "--out", str(after), "--compare-with", str(before)])
     assert "+0 points" in capsys.readouterr().out
 
