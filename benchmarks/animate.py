@@ -27,7 +27,7 @@ from experiment.stored_run import FRAMES_PER_SECOND
 
 Pictures = npt.NDArray[np.uint8]  # (T, side, side, 3), T pictures of an episode
 
-SIDE = 112  # pixels of an episode's picture
+SIDE = 104  # pixels of an episode's picture
 EVERY = 5  # every how many pictures of a video one is shown
 FASTER = 2  # than the robot moves
 BORDER = 3  # pixels
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
     first, *others = [Image.fromarray(picture) for picture in table]
     milliseconds = 1000 * EVERY / FRAMES_PER_SECOND / FASTER
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    first.save(args.out, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=50)
+    first.save(args.out, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=35)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
 
 
@@ -68,7 +68,7 @@ def read_pictures(videos: Path, episode: EpisodeResult) -> Pictures:
     """Some pictures of an episode, small and with a border that says how it ended; its last one is among them."""
     if episode.video is None:
         raise BadInput(f"{videos} lacks episodes: play them by eval.py --video all")
-    frames = list(imageio.get_reader(videos / episode.video))
+    frames = imageio.mimread(videos / episode.video, memtest=False)
     chosen = [*frames[:-1:EVERY], frames[-1]]
     pictures = np.stack([np.asarray(Image.fromarray(frame).resize((SIDE, SIDE))) for frame in chosen])
     inside = slice(BORDER, -BORDER)
