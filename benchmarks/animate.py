@@ -49,12 +49,12 @@ def main(argv: Sequence[str]) -> None:
     rows = [read_row(results) for results in (args.before, args.after)]
     length = max(len(pictures) for row in rows for pictures in row)
     table = np.concatenate(
-        [np.concatenate([held(each, length) for each in row], axis=2) for row in rows], axis=1
+        [np.concatenate([hold_last(each, length) for each in row], axis=2) for row in rows], axis=1
     )
-    first, *others = [Image.fromarray(picture) for picture in table]
+    first, *later = [Image.fromarray(picture) for picture in table]
     milliseconds = 1000 * EVERY / FRAMES_PER_SECOND / FASTER
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    first.save(args.out, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=35)
+    first.save(args.out, save_all=True, append_images=later, duration=milliseconds, loop=0, quality=35)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
 
 
@@ -78,7 +78,7 @@ def read_pictures(videos: Path, episode: EpisodeResult) -> Pictures:
     return bordered
 
 
-def held(pictures: Pictures, length: int) -> Pictures:
+def hold_last(pictures: Pictures, length: int) -> Pictures:
     """The pictures, and then the last one until there are `length`."""
     return np.concatenate([pictures, np.repeat(pictures[-1:], length - len(pictures), axis=0)])
 

@@ -27,9 +27,8 @@ def not_importable(name: str) -> Iterator[None]:
         sys.modules[name] = module
 
 
-with not_importable(
-    "wandb"
-):  # timm would import it, which takes seconds, for a summary that is not used here
+# timm would import wandb, which takes seconds, for a summary that is not used here.
+with not_importable("wandb"):
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
