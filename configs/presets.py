@@ -74,6 +74,7 @@ _GUIDE = changed(
     eval_init_states=(40, 50),
     num_envs=1,
     warmup_actor="teacher",
+    warmup_target="hard",
     warmup_steps=25_000,
     warmup_success_ratio=0.0,
     total_steps=100_000,

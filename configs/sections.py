@@ -110,9 +110,9 @@ class PhaseConfig:
     # student reaches (auto: student if the teacher is an L1 head, else teacher).
     warmup_actor: Literal["auto", "teacher", "student"] = "auto"
     # What the student learns in the warmup for each number of an action. hard: the teacher's token alone (the guide's);
-    # soft: the teacher's distribution at the temperature 0.3, which an L1 head does not have; spread: a Gaussian around
-    # the teacher's token, with a standard deviation of 4 bins.
-    warmup_target: WarmupTarget = "hard"
+    # soft: the teacher's distribution at the temperature 0.3; spread: a Gaussian around the teacher's token, with a
+    # standard deviation of 4 bins (auto: soft if the teacher acts greedily by its tokens, else hard).
+    warmup_target: WarmupTarget | Literal["auto"] = "auto"
     # The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
     # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy.
     teacher: Literal["auto", "greedy", "median", "l1"] = "auto"
@@ -174,7 +174,7 @@ class UpdateConfig:
 
     # Passes of an update over the decisions of a rollout.
     n_epochs: PositiveInt = 4
-    # Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else 1).
+    # Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else 4).
     warmup_epochs: PositiveInt | Literal["auto"] = "auto"
     # Decisions per optimizer step at most, over all ranks: a rollout is divided into equal parts.
     batch_size: PositiveInt = 64
@@ -185,7 +185,7 @@ class UpdateConfig:
     # How far an RL update should move the policy, in nats per token: after each update the learning rate is multiplied
     # by this over the measured KL, by at most 3 and at least 1/3 (None: it stays --lr).
     desired_kl: PositiveFloat | None = 0.02
-    # Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else 3e-6).
+    # Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else 1e-4).
     warmup_lr: PositiveFloat | Literal["auto"] = "auto"
     # Weight decay of AdamW: every optimizer step takes the learning rate times this share off each weight.
     weight_decay: NonNegativeFloat = 0.01

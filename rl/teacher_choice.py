@@ -16,12 +16,11 @@ TeacherMode = Literal["greedy", "median", "l1"]
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
-# A token head begins as its greedy teacher, and its own greedy tokens teach it little: 4,000 env steps are some 500
-# decisions, so about 8 optimizer steps. They move a weight by less than one step of RL does, and fill AdamW's moments.
-# Larger steps on one rollout were harmful: they changed the greedy decisions in states that were not in it.
+# A student with the teacher's own token head has only to become surer: one rollout of some 500 decisions, so about 32
+# optimizer steps. docs/LOG.md compares learning rates and epochs.
 GREEDY_WARMUP_STEPS = 4_000
-GREEDY_WARMUP_EPOCHS = 1
-GREEDY_WARMUP_LR = 3e-6
+GREEDY_WARMUP_EPOCHS = 4
+GREEDY_WARMUP_LR = 1e-4
 
 
 class TeacherChoice(NamedTuple):
@@ -42,6 +41,7 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode, is_laplace: bool = Fal
     is_l1 = mode == "l1"
     automatic = {
         "warmup_actor": "student" if is_l1 else "teacher",
+        "warmup_target": "soft" if mode == "greedy" else "hard",
         "warmup_steps": L1_WARMUP_STEPS if is_l1 else GREEDY_WARMUP_STEPS,
         "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else GREEDY_WARMUP_EPOCHS,
         "warmup_lr": L1_WARMUP_LR if is_l1 else GREEDY_WARMUP_LR,

@@ -89,7 +89,9 @@ class Objective:
         """The sum of the decisions' losses, (), and statistics: imitation in the warmup, PPO afterwards."""
         logits = self.policy.chunk_logits(decisions.observations, decisions.kept)
         if self.phase.distils:
-            return distillation_loss(logits, decisions, self.config.phases.warmup_target)
+            target = self.config.phases.warmup_target
+            assert target != "auto"  # `settle_warmup` has replaced it
+            return distillation_loss(logits, decisions, target)
         temperature = self.config.rollout.temperature
         logprobs = token_logprobs(logits, decisions.tokens, temperature)
         return ppo_loss(logits, logprobs, decisions, self.config.loss, temperature)

@@ -92,7 +92,7 @@ def played(policy, observations) -> Trajectory:
 @pytest.mark.parametrize("distils", [True, False])
 def test_an_update_runs_the_trunk_for_no_decision_and_learns_the_same(small, observations, distils):
     """Neither for the gradient nor for the teacher's labels or distribution, nor for the statistics at the end."""
-    phases = PhaseConfig(warmup=distils, warmup_steps=1, warmup_actor="student")
+    phases = PhaseConfig(warmup=distils, warmup_steps=1, warmup_actor="student", warmup_target="soft")
     config = TrainConfig(
         phases=phases,
         loss=LossConfig(kl_coef=0.1, entropy_coef=0.01),

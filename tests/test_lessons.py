@@ -14,6 +14,7 @@ from tests.fakes import FakePolicy, acted_batch, adamw, parameters_of
 CONFIG = changed(
     TrainConfig(),
     warmup_actor="student",
+    warmup_target="hard",
     warmup_steps=100,
     warmup_epochs=2,
     warmup_lr=1e-2,

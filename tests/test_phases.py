@@ -8,7 +8,7 @@ from configs.config import TrainConfig, changed
 from configs.sections import PhaseConfig
 from contracts import BadInput
 from rl.phases import Phase, phase_at, rollout_steps
-from rl.teacher_choice import choose_teacher
+from rl.teacher_choice import choose_teacher, settle_warmup
 
 steps = st.integers(0, 200)
 
@@ -67,6 +67,13 @@ def test_an_l1_head_is_the_teacher_unless_another_is_asked_for():
 
     assert (mode("auto", True), mode("auto", False)) == ("l1", "greedy")
     assert [mode(teacher, True) for teacher in ("greedy", "median", "l1")] == ["greedy", "median", "l1"]
+
+
+@pytest.mark.parametrize(("teacher", "target"), [("greedy", "soft"), ("median", "hard"), ("l1", "hard")])
+def test_a_greedy_teacher_gives_its_distribution_to_the_warmup_unless_a_flag_says_otherwise(teacher, target):
+    assert settle_warmup(TrainConfig(), teacher).phases.warmup_target == target
+    spread = changed(TrainConfig(), warmup_target="spread")
+    assert settle_warmup(spread, teacher).phases.warmup_target == "spread"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def learn(policy, batch, advantages=ADVANTAGES, optimizer=None, phase=RL, **sett
     """Metrics of an update. By default the batch is one minibatch of one epoch."""
     one_minibatch = {"n_epochs": 1, "warmup_epochs": 1, "batch_size": N, "micro_batch_size": N}
     limits = {"ratio_level": "chunk", "max_grad_norm": 1e6, "lr": 1e-2, "warmup_lr": 3e-6, "desired_kl": None}
-    config = changed(TrainConfig(), **(one_minibatch | limits | settings))
+    config = changed(TrainConfig(), warmup_target="hard")
+    config = changed(config, **(one_minibatch | limits | settings))
     learner = Learner(policy, None, optimizer or adamw(policy))
     if phase is not WARMUP:
         batch = replace(batch, advantages=advantages)
