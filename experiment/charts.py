@@ -58,12 +58,12 @@ def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) 
 
 
 def draw_metrics(rows: Sequence[MetricsRow], labels: Mapping[str, str]) -> str | None:
-    """Metrics against env steps, each with its label; None if none of them was recorded."""
+    """Metrics against env steps, each with its label; None if there is no curve: none was recorded more than once."""
     curves = {
         label: [(row["global_step"], row[metric]) for row in rows if metric in row]
         for metric, label in labels.items()
     }
-    if not any(curves.values()):
+    if all(len(points) < 2 for points in curves.values()):
         return None
     picture = io.BytesIO()
     with chart(picture, (4, 1.9), rows) as axes:
