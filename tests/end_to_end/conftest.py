@@ -1,6 +1,5 @@
 """The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,11 @@ from workshop.tiny import make_tiny_checkpoint
 ROOT = Path(__file__).parents[2]
 
 
-def run_command(*argv: str, stdin=subprocess.DEVNULL, **options) -> subprocess.CompletedProcess:
-    """Run a Python command line of the project from its root, on one thread: tests run side by side."""
-    options["env"] = {**options.get("env", os.environ), "OMP_NUM_THREADS": "1"}
+def run_command(*argv: str) -> subprocess.CompletedProcess:
+    """Run a Python command line of the project from its root."""
+    command = [sys.executable, *argv]
     return subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=600, **options
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
     )
 
 

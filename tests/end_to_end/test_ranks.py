@@ -1,6 +1,5 @@
 """Two ranks compute what one process computes: started as --data-parallel does it, and by torchrun."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -36,7 +35,6 @@ def machine_of_two(rank: int, port: int, *argv: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
