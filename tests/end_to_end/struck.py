@@ -39,11 +39,15 @@ def struck_at_call(signal_number: int, count: int, function: Callable) -> Callab
     return wrapped
 
 
+def strike(signal_number: int, where: str, count: int) -> None:
+    """Let the signal come to this process at the place, when it is reached for the `count`-th time."""
+    owner, name = PLACES[where]
+    setattr(owner, name, struck_at_call(signal_number, count, getattr(owner, name)))
+
+
 if __name__ == "__main__":
     signal_name, where, count, module, *argv = sys.argv[1:]
     if os.environ.get("RANK", "1") == "1":
-        owner, name = PLACES[where]
-        struck = struck_at_call(signal.Signals[signal_name], int(count), getattr(owner, name))
-        setattr(owner, name, struck)
+        strike(signal.Signals[signal_name], where, int(count))
     main = importlib.import_module(module).main
     sys.exit(main_guard("train_grpo.py", lambda _: main(argv), knows_ranks=True))
