@@ -1,7 +1,5 @@
 """The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,6 @@ from experiment.stored_run import METRICS_FILE, MetricsRow, read_metrics
 from workshop.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
-
-
-def run_command(*argv: str) -> subprocess.CompletedProcess:
-    """Run a Python command line of the project from its root."""
-    command = [sys.executable, *argv]
-    return subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
-    )
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""Run the `main` of a module, and send a signal to the process at a chosen moment.
+"""Run the `main` of a module in a process, which gets a signal at a chosen moment.
 
     python -m tests.end_to_end.struck SIGNAL WHERE COUNT MODULE ARGV...
 
-WHERE: chunk (before the COUNT-th chunk of actions of the inline simulator), update (before the COUNT-th optimizer step)
+WHERE: chunk (before the COUNT-th chunk of actions of reach.py's simulator), update (before the COUNT-th optimizer step)
 or checkpoint (before the COUNT-th state is written, of a checkpoint or an evaluation). Of several ranks number 1 gets
 it.
 """
@@ -11,15 +11,15 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from command_line import main_guard
-from envs.libero import LiberoEnv
+from tests.end_to_end.reach import ReachEnv
 
 PLACES = {
-    "chunk": (LiberoEnv, "step_chunk"),
+    "chunk": (ReachEnv, "step_chunk"),
     "update": (torch.optim.AdamW, "step"),
     "checkpoint": (torch, "save"),
 }
@@ -43,6 +43,23 @@ def strike(signal_number: int, where: str, count: int) -> None:
     """Let the signal come to this process at the place, when it is reached for the `count`-th time."""
     owner, name = PLACES[where]
     setattr(owner, name, struck_at_call(signal_number, count, getattr(owner, name)))
+
+
+def exit_code_of_struck(
+    main: Callable[[Sequence[str]], object], argv: list[str], signal_number: int, where: str, count: int
+) -> int:
+    """Of a program in a forked process, which gets the signal at the place; negative if that kills it."""
+    child = os.fork()
+    if child == 0:
+        exit_code = 1
+        try:
+            torch.set_num_threads(1)  # the parent's threads do not exist here
+            strike(signal_number, where, count)
+            exit_code = main_guard(f"{main.__module__}.py", lambda _: main(argv))
+        finally:
+            sys.stdout.flush()
+            os._exit(exit_code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":

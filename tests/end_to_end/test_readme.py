@@ -24,7 +24,7 @@ RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 EVAL_SHORT = "--num-envs 1 --trials 1 --device cpu --max-env-steps 8 --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
-    "make demo": f"FLAGS='{SHORT} --num-envs 2 --name demo'",
+    "make demo": f"FLAGS='{SHORT} --transition-steps 8 --total-steps 24 --num-envs 2 --name demo'",
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",

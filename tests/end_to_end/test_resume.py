@@ -3,9 +3,7 @@
 Runs on a simulator that costs nothing; that an episode of LIBERO depends on its start alone is in test_libero.py.
 """
 
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import train_grpo
-from command_line import main_guard
 from envs import pool
 from tests.end_to_end import reach
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
-from tests.end_to_end.struck import strike
+from tests.end_to_end.struck import exit_code_of_struck
 from tests.fakes import assert_same_bits
 from tests.stored_runs import comparable_metrics
 
@@ -49,22 +46,6 @@ def everything(smoke) -> list[str]:
     ]  # fmt: skip
 
 
-def exit_code_of_struck(argv: list[str], signal_number: int, where: str, count: int) -> int:
-    """Of `train_grpo.py ARGV` in a forked process, which gets the signal as in struck.py; negative if that kills it."""
-    child = os.fork()
-    if child == 0:
-        exit_code = 1
-        try:
-            torch.set_num_threads(1)  # the parent's threads do not exist here
-            strike(signal_number, where, count)
-            sys.argv = ["train_grpo.py", *argv]
-            exit_code = main_guard("train_grpo.py", train_grpo.main)
-        finally:
-            sys.stdout.flush()
-            os._exit(exit_code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
     everything, tmp_path, monkeypatch, capfd
 ):
@@ -78,14 +59,14 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     flags = flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped")
     # The steps: two of the check before the run, one of the first update, two of the second.
     capfd.readouterr()
-    assert exit_code_of_struck(flags, signal.SIGTERM, "update", 5) == 130
+    assert exit_code_of_struck(train_grpo.main, flags, signal.SIGTERM, "update", 5) == 130
     run = only_run(flags)
     output, errors = capfd.readouterr()
     assert errors == "train_grpo.py: interrupted\n"
     assert f"--resume {run}" in output.splitlines()[-1]
     assert latest_of(run).name == "step_32"
     resume = ["--resume", str(run), "--total-steps", "128"]
-    assert exit_code_of_struck(resume, signal.SIGKILL, "checkpoint", 2) == -signal.SIGKILL
+    assert exit_code_of_struck(train_grpo.main, resume, signal.SIGKILL, "checkpoint", 2) == -signal.SIGKILL
     assert latest_of(run).name == "step_32"
     assert (run / "checkpoints" / ".writing").exists()
     assert len(list((run / "checkpoints" / "lessons").iterdir())) == 2  # the second is written again
