@@ -1,4 +1,4 @@
-"""What two processes do together, for tests/test_ranks.py: python -m tests.together FOLDER.
+"""What two processes do together, for tests/test_ranks.py: each calls `main`.
 
 `results` is also what one process does alone. Rank 1 ends as if it were killed; rank 0 finds out.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +136,8 @@ def is_raised(kind: type[BaseException], call: Callable[[], object]) -> bool:
     return False
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
+    """Write what a rank has seen into the folder."""
     torch.set_num_threads(1)
     ranks = join_ranks("cpu")
     report = results(ranks)
@@ -149,7 +148,3 @@ def main() -> None:
         os._exit(9)  # as a kill would
     report["lost"] = is_raised(RanksLost, lambda: ranks.gather("anyone?"))
     torch.save(report, folder / "rank_0.pt")
-
-
-if __name__ == "__main__":
-    main()
