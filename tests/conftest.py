@@ -1,7 +1,4 @@
-"""Settings of the whole suite.
-
-Fixtures import what takes seconds: the process that only hands out the files of tests reads this file, too.
-"""
+"""Settings of the whole suite. Fixtures import what takes seconds: who only hands out tests reads this file, too."""
 
 from __future__ import annotations
 
@@ -62,12 +59,11 @@ def policy(small) -> Policy:
 @pytest.fixture(scope="session")
 def observations(small) -> list[Observation]:
     """Three for the small checkpoint. Their instructions have different lengths, so that the batch is padded."""
-    from tests.small_checkpoint import SUITE
     from vla.dataset_statistics import load_statistics
     from vla.preprocessing import synthetic_observations
 
     instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
-    plain = synthetic_observations(2, load_statistics(small)[f"{SUITE}_no_noops"].proprio, count=3)
+    plain = synthetic_observations(2, load_statistics(small)["libero_spatial_no_noops"].proprio, count=3)
     return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
 
 

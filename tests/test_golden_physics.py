@@ -35,12 +35,6 @@ def blas_kernels() -> str:
     return ""
 
 
-def positions(env: LiberoEnv) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Joint positions and velocities, and where LIBERO says that the hand is."""
-    data = env.domain.sim.data
-    return data.qpos.copy(), data.qvel.copy(), env._episode.raw["robot0_eef_pos"]
-
-
 @pytest.mark.parametrize(
     ("suite", "task_id"), [(suite, task_id) for suite, ids in TASKS.items() for task_id in ids]
 )
@@ -48,15 +42,15 @@ def test_trajectories_are_those_of_the_official_assets(suite, task_id):
     golden = np.load(GOLDEN / f"{suite}.npz")
     env = LiberoEnv(EnvSpec(suite, (task_id,), num_images=1, assets="lowpoly"), task_id)
     assert golden[f"t{task_id}_name"] == env.name
-    success = env.reset(Start(0), observe=False).success
-    rows = [(*positions(env), success)]
-    for action in golden[f"t{task_id}_actions"]:
-        success = env.step_chunk(action[None], observe=False).success
-        rows.append((*positions(env), success))
-    columns = dict(
-        zip(("qpos", "qvel", "eef_pos", "success"), map(np.array, zip(*rows, strict=True)), strict=True)
+    rows = []
+    for action in (None, *golden[f"t{task_id}_actions"]):
+        result = env.reset(Start(0), False) if action is None else env.step_chunk(action[None], False)
+        data, hand = env.domain.sim.data, env._episode.raw["robot0_eef_pos"]
+        rows.append((data.qpos.copy(), data.qvel.copy(), hand, result.success))
+    columns = {"body_pos": env.domain.sim.model.body_pos.copy()}
+    columns |= zip(
+        ("qpos", "qvel", "eef_pos", "success"), map(np.array, zip(*rows, strict=True)), strict=True
     )
-    columns["body_pos"] = env.domain.sim.model.body_pos.copy()
     assert list(env.domain.sim.model.body_names) == list(golden[f"t{task_id}_i0_body_names"])
     env.close()
 

@@ -1,7 +1,6 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,24 +18,17 @@ ROOT = Path(__file__).parents[1]
 UPDATES = ["uneven", "one row each", "poisoned", "one rank short of memory"]
 
 
-def join_and_play(rank: int, port: int, folder: Path) -> None:
-    """What a forked process does as a rank."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {**address, "RANK": str(rank), "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}
-    together.main(folder)
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     port = free_port()
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=join_and_play, args=(rank, port, folder)) for rank in (0, 1)]
+    processes = [fork.Process(target=together.main, args=(rank, port, folder)) for rank in (0, 1)]
     for process in processes:
         process.start()
-    for process in processes:
+    for process, exit_code in zip(processes, (0, 9), strict=True):
         process.join()
-    assert [process.exitcode for process in processes] == [0, 9]
+        assert process.exitcode == exit_code
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

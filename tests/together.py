@@ -136,9 +136,10 @@ def is_raised(kind: type[BaseException], call: Callable[[], object]) -> bool:
     return False
 
 
-def main(folder: Path) -> None:
-    """Write what a rank has seen into the folder."""
+def main(rank: int, port: int, folder: Path) -> None:
+    """Be a rank in a forked process, and write what it has seen into the folder."""
     torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     ranks = join_ranks("cpu")
     report = results(ranks)
     report["drift"] = drift_is_found(ranks)

@@ -1,7 +1,4 @@
-"""`eval.py` on the real simulator, episodes of 16 env steps: what is played, by which weights.
-
-The evaluation that is killed plays on a simulator that costs nothing.
-"""
+"""`eval.py` on the real simulator, episodes of 16 env steps: what is played, by which weights, and after a kill."""
 
 import json
 import signal
