@@ -28,10 +28,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def write_report(run: StoredRun) -> Path:
     """Write report/index.html from the run's files; returns its path."""
-    from experiment.charts import (
-        draw_metrics,
-        draw_success,
-    )  # matplotlib takes 0.8 s, which only reports need
+    # Only here, because matplotlib takes 0.8 s, which evaluations do not need.
+    from experiment.charts import draw_metrics, draw_success
 
     page = run.folder / "report" / "index.html"
     page.parent.mkdir(exist_ok=True)
