@@ -18,7 +18,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line, replaced
-from experiment.charts import draw_metrics, draw_success
 from experiment.stored_run import FRAMES_PER_SECOND, StoredRun, read_run, video_folder
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
 
@@ -29,6 +28,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def write_report(run: StoredRun) -> Path:
     """Write report/index.html from the run's files; returns its path."""
+    # Only here, because matplotlib takes 0.8 s, which evaluations do not need.
+    from experiment.charts import draw_metrics, draw_success
+
     page = run.folder / "report" / "index.html"
     page.parent.mkdir(exist_ok=True)
     environment = Environment(

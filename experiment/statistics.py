@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, TypeVar
 
-from scipy.stats import binomtest
-
 Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
 LEVEL = 0.05  # a difference is within chance if its p value is not below this
 
@@ -29,8 +27,9 @@ class Successes:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % score interval of the rate (Wilson)."""
-        interval = binomtest(self.k, self.n).proportion_ci(method="wilson")
-        return float(interval.low), float(interval.high)
+        centre = (self.k + Z**2 / 2) / (self.n + Z**2)
+        half_width = Z * math.sqrt(self.k * (self.n - self.k) / self.n + Z**2 / 4) / (self.n + Z**2)
+        return max(centre - half_width, 0.0), min(centre + half_width, 1.0)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -100,7 +99,9 @@ class Paired:
     def p_value(self) -> float:
         """Exact McNemar test: by chance each policy solves half of the episodes that only one of them solves."""
         decided = self.only_before + self.only_after
-        return float(binomtest(self.only_after, decided).pvalue) if decided else 1.0
+        fewer = min(self.only_before, self.only_after)
+        at_most_fewer = sum(math.comb(decided, count) for count in range(fewer + 1)) / 2**decided
+        return min(2 * at_most_fewer, 1.0)
 
     @property
     def kind(self) -> Literal["better", "worse", "within chance"]:

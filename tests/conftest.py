@@ -1,24 +1,26 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite. Fixtures import what takes seconds: who only hands out tests reads this file, too."""
 
+from __future__ import annotations
+
+import gc
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
 
 from command_line import STOP_SIGNALS
 from contracts import Observation
-from rl import launcher
-from tests.small_checkpoint import SUITE, load_policy, make_small_checkpoint
-from vla.dataset_statistics import load_statistics
-from vla.policy import Policy
-from vla.preprocessing import synthetic_observations
+
+if TYPE_CHECKING:
+    from vla.policy import Policy
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
-torch.set_num_threads(1)
+# Torch reads this when it is imported; programs under test inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Programs under test keep ignoring what is ignored: SIGHUP if the tests run under nohup, SIGINT if in the background.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -32,12 +34,16 @@ settings.load_profile("suite")
 @pytest.fixture(scope="session")
 def small(tmp_path_factory) -> Path:
     """A small random checkpoint: two images, proprio and an L1 head. Nobody may change it."""
+    from tests.small_checkpoint import make_small_checkpoint
+
     return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
 
 
 @pytest.fixture(scope="session")
 def small_one_image(tmp_path_factory) -> Path:
     """A small random checkpoint: one image, no proprio and no L1 head. Nobody may change it."""
+    from tests.small_checkpoint import make_small_checkpoint
+
     folder = tmp_path_factory.mktemp("small_one_image") / "checkpoint"
     return make_small_checkpoint(folder, num_images=1, proprio=False)
 
@@ -45,14 +51,19 @@ def small_one_image(tmp_path_factory) -> Path:
 @pytest.fixture
 def policy(small) -> Policy:
     """That of the small checkpoint, on the CPU."""
+    from tests.small_checkpoint import load_policy
+
     return load_policy(small)
 
 
 @pytest.fixture(scope="session")
 def observations(small) -> list[Observation]:
     """Three for the small checkpoint. Their instructions have different lengths, so that the batch is padded."""
+    from vla.dataset_statistics import load_statistics
+    from vla.preprocessing import synthetic_observations
+
     instructions = ("open the drawer", "pick up the black bowl between the plate and the ramekin", "push it")
-    plain = synthetic_observations(2, load_statistics(small)[f"{SUITE}_no_noops"].proprio, count=3)
+    plain = synthetic_observations(2, load_statistics(small)["libero_spatial_no_noops"].proprio, count=3)
     return [replace(one, instruction=text) for one, text in zip(plain, instructions, strict=True)]
 
 
@@ -67,9 +78,16 @@ def fifo(tmp_path) -> Path:
 @pytest.fixture
 def own_signals(monkeypatch):
     """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""
+    from rl import launcher
+
     before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     monkeypatch.setattr(launcher, "GRACE_S", 0.5)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
+
+
+def pytest_collection_finish():
+    """What the imports have made is never garbage: without this every collection looks through all of it (0.3 s)."""
+    gc.freeze()

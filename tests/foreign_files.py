@@ -60,7 +60,7 @@ def as_our_own(recording: StoredEpisode) -> DemoEpisode:
 
 def png(image: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", compress_level=1)
+    Image.fromarray(image).save(file, "PNG", compress_level=0)
     return file.getvalue()
 
 

@@ -60,9 +60,11 @@ def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="
         init_state = env.get_sim_state()
         init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)
     env.set_init_state(init_state)
+    render = env.env.sim.render
     snapshots = []
     for count, action in enumerate([SETTLING_ACTION] * SETTLING_STEPS + list(actions), 1 - SETTLING_STEPS):
         is_drawn = frames_every > 0 and count >= 0 and count % frames_every == 0
+        env.env.sim.render = render if is_drawn else lambda **_: np.zeros((256, 256, 3), np.uint8)
         raw, _, success, _ = env.step(action)
         images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if is_drawn else None
         rotation = quat2axisangle(raw["robot0_eef_quat"].copy())

@@ -22,10 +22,7 @@ def refuse(path, content: bytes) -> None:
         read_instruction(path)
 
 
-@pytest.mark.parametrize(
-    "expression",
-    ["__import__", "9**9", "np.pi", "0x10", "nan", "1_000"],
-)
+@pytest.mark.parametrize("expression", ["__import__", "9**9", "np.pi", "0x10", "nan", "1_000"])
 def test_numbers_are_plain_numbers_because_libero_evaluates_them(tmp_path, expression):
     text = STOVE.read_text().replace("(3.141592653589793 3.14", f"({expression} 3.14", 1)
     assert expression in text

@@ -60,7 +60,7 @@ def test_the_network_stays_close_and_a_small_step_arrives():
     changes = []
     for frozen_weights in ("float32", "int8"):
         policy = load_policy(BUNDLED, frozen_weights=frozen_weights, lora_rank=16)
-        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 64)
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 16)
         start_logits.append(policy.chunk_logits(observations).detach())
         changes.append(change_by_a_step(policy, observations, 8e-3))
     exact, quantised = changes

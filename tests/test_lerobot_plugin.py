@@ -40,10 +40,7 @@ def raw_observations(count: int) -> dict:
     finger_joints = random.uniform(-0.04, 0.04, (count, 2))
     return {
         "pixels": {"image": agentview, "image2": wrist},
-        "robot_state": {
-            "eef": {"pos": position, "quat": quaternion},
-            "gripper": {"qpos": finger_joints},
-        },
+        "robot_state": {"eef": {"pos": position, "quat": quaternion}, "gripper": {"qpos": finger_joints}},
     }
 
 

@@ -11,14 +11,7 @@ from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.libero_pro import pro_task
 from envs.pool import task_info
-from envs.tasks import (
-    PRO_CHANGES,
-    PUBLISHED_SUITES,
-    bddl_task,
-    load_init_states,
-    suite_task,
-    task_names,
-)
+from envs.tasks import PRO_CHANGES, PUBLISHED_SUITES, bddl_task, load_init_states, suite_task, task_names
 from tests.liberos_loop import needs_official
 
 needs_wheel = pytest.mark.skipif(

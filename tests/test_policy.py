@@ -138,12 +138,12 @@ def test_after_an_optimizer_step_the_policy_is_that_of_its_new_parameters(policy
 def test_a_small_step_arrives_in_bfloat16():
     """Half the difference between a step and its opposite, over so many observations that rounding averages out.
 
-    Where adapters are added to rounded outputs, as peft adds them, this share is 0.57.
+    Where adapters are added to rounded outputs, as peft adds them, this share is 0.55.
     """
     changes = []
     for frozen_weights in ("float32", "bf16"):
         policy = load_policy(BUNDLED, frozen_weights=frozen_weights, lora_rank=16)
-        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 64)
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 32)
         changes.append(change_by_a_step(policy, observations, 4e-4))
     exact, rounded = changes
     share = (exact @ rounded / exact.square().sum()).item()

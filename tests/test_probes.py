@@ -7,13 +7,7 @@ import torch
 from torch.nn import functional
 
 from contracts import BadInput, SelfCheckError
-from probes import (
-    attention_probe,
-    check_learning,
-    check_logits_path,
-    image_probe,
-    made_up_observation,
-)
+from probes import attention_probe, check_learning, check_logits_path, image_probe, made_up_observation
 from tests.fakes import FakePolicy, assert_same_bits, observation, parameters_of
 from vla.tokens import token_logprobs
 

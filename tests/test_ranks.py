@@ -1,5 +1,6 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
+import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
@@ -7,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl import launcher
 from rl.launcher import ranks_to_start, run_as_ranks
 from rl.ranks import ALONE
+from tests import together
+from tests.end_to_end.test_ranks import free_port
 from tests.fakes import assert_same_bits
-from tests.together import results
 
 ROOT = Path(__file__).parents[1]
 UPDATES = ["uneven", "one row each", "poisoned", "one rank short of memory"]
@@ -20,16 +21,20 @@ UPDATES = ["uneven", "one row each", "poisoned", "one rank short of memory"]
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        patch.setattr(launcher, "handle_stop_signals", lambda _: None)
-        assert run_as_ranks([sys.executable, "-m", "tests.together", str(folder)], 2) == 9
+    port = free_port()
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=together.main, args=(rank, port, folder)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process, exit_code in zip(processes, (0, 9), strict=True):
+        process.join()
+        assert process.exitcode == exit_code
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict:
-    return results(ALONE)
+    return together.results(ALONE)
 
 
 # updates

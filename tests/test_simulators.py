@@ -11,12 +11,7 @@ from configs.sections import SimulatorConfig
 from contracts import BadInput
 from envs.env import TaskInfo
 from experiment import simulators
-from experiment.simulators import (
-    SimulatorCount,
-    count_for_training,
-    count_simulators,
-    find_renderer_apart,
-)
+from experiment.simulators import SimulatorCount, count_for_training, count_simulators, find_renderer_apart
 from rl.ranks import Ranks
 
 CPU = torch.device("cpu")

@@ -14,12 +14,7 @@ from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.libero_imports import prepare_imports
 from envs.pool import task_info
-from envs.tasks import (
-    MAX_ENV_STEPS,
-    libero_root,
-    load_init_states,
-    task_names,
-)
+from envs.tasks import MAX_ENV_STEPS, libero_root, load_init_states, task_names
 
 STORED = libero_root() / "init_files"
 

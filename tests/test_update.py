@@ -222,10 +222,7 @@ def test_an_epoch_without_a_usable_gradient_is_an_error(usable, passes):
     assert len(policy.sizes) == passes
 
 
-@pytest.mark.parametrize(
-    ("norm", "stepped_norm", "spikes"),
-    [(0.5, 0.5, 0), (99.0, 1.0, 0), (101.0, 1.0, 1)],
-)
+@pytest.mark.parametrize(("norm", "stepped_norm", "spikes"), [(0.5, 0.5, 0), (99.0, 1.0, 0), (101.0, 1.0, 1)])
 def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
     policy, batch, norm, stepped_norm, spikes
 ):

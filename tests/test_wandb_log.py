@@ -8,7 +8,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import wandb
 
 from experiment.wandb_log import WandbLog, resolve_mode
 
@@ -39,7 +38,7 @@ def run():
 @pytest.mark.parametrize("failing", ["init", "define_metric", "log", "finish"])
 def test_a_failure_is_reported_once_and_ends_logging(monkeypatch, tmp_path, caplog, run, failing):
     setattr(run, failing, broken)
-    monkeypatch.setattr(wandb, "init", broken if failing == "init" else lambda **_: run)
+    monkeypatch.setattr("wandb.init", broken if failing == "init" else lambda **_: run)
     log = open_log(tmp_path)
     for step in range(3):
         log.log({"global_step": step})
@@ -63,7 +62,7 @@ def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
 
 def test_a_resumed_run_goes_on_in_the_same_wandb_run(monkeypatch, tmp_path, run):
     init = Mock(return_value=run)
-    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr("wandb.init", init)
     log = open_log(tmp_path)
     log.log({"global_step": 5})
     run.log.assert_called_once_with({"global_step": 5})

@@ -1,4 +1,4 @@
-"""What two processes do together, for tests/test_ranks.py: python -m tests.together FOLDER.
+"""What two processes do together, for tests/test_ranks.py: each calls `main`.
 
 `results` is also what one process does alone. Rank 1 ends as if it were killed; rank 0 finds out.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,9 +136,10 @@ def is_raised(kind: type[BaseException], call: Callable[[], object]) -> bool:
     return False
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(rank: int, port: int, folder: Path) -> None:
+    """Be a rank in a forked process, and write what it has seen into the folder."""
     torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     ranks = join_ranks("cpu")
     report = results(ranks)
     report["drift"] = drift_is_found(ranks)
@@ -149,7 +149,3 @@ def main() -> None:
         os._exit(9)  # as a kill would
     report["lost"] = is_raised(RanksLost, lambda: ranks.gather("anyone?"))
     torch.save(report, folder / "rank_0.pt")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig
 from torch import Tensor
 
 from contracts import BadInput, read_json, resolve_pointer, undamaged, write_json
@@ -114,6 +113,8 @@ def write_adapter(folder: Path, network: OpenVLAOFT, base_model: str, metadata: 
 
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
+    from peft import LoraConfig  # takes 0.3 s, which only a trained policy needs
+
     with undamaged(folder / CONFIG_FILE):
         config = LoraConfig.from_pretrained(str(folder))
     if (

@@ -1,8 +1,5 @@
 """The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +9,6 @@ from experiment.stored_run import METRICS_FILE, MetricsRow, read_metrics
 from workshop.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
-
-
-def run_command(*argv: str, stdin=subprocess.DEVNULL, **options) -> subprocess.CompletedProcess:
-    """Run a Python command line of the project from its root, on one thread: tests run side by side."""
-    options["env"] = {**options.get("env", os.environ), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *argv], cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=600, **options
-    )
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,10 @@ from benchmarks import animate
 from configs.cli import parse_eval
 from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput
+from envs import pool
 from envs.tasks import libero_root
-from tests.end_to_end.conftest import run_command
+from tests.end_to_end import reach
+from tests.end_to_end.struck import exit_code_of_struck
 
 
 @pytest.fixture
@@ -30,17 +32,16 @@ def episodes_in(path) -> list[dict]:
     ]
 
 
-def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path):
+def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "make_env", reach.make_env)
     sampled = [*flags, "--task-id", "0", "--mode", "sample"]
     straight = tmp_path / "straight.json"
     killed = tmp_path / "killed.json"
     eval_program.main([*sampled, "--out", str(straight)])
-    cut = run_command(
-        "-m", "tests.end_to_end.struck", "SIGKILL", "chunk", "3", "eval", *sampled, "--out", str(killed)
-    )
-    assert cut.returncode == -signal.SIGKILL, cut.stdout + cut.stderr
+    resumed = [*sampled, "--out", str(killed)]
+    assert exit_code_of_struck(eval_program.main, resumed, signal.SIGKILL, "chunk", 3) == -signal.SIGKILL
     assert len(episodes_in(killed)) == 1
-    eval_program.main([*sampled, "--out", str(killed)])
+    eval_program.main(resumed)
     assert episodes_in(killed) == episodes_in(straight)
 
 

@@ -21,17 +21,17 @@ SHORT = (
 )
 # Of a 7B preset: no GPU is asked for, no success expected, nothing downloaded.
 RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
-EVAL_SHORT = "--num-envs 1 --trials 1 --device cpu --max-env-steps 8"
+EVAL_SHORT = "--num-envs 1 --trials 1 --device cpu --max-env-steps 8 --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
-    "make demo": f"FLAGS='{SHORT} --num-envs 2 --name demo'",
+    "make demo": f"FLAGS='{SHORT} --transition-steps 8 --total-steps 24 --num-envs 2 --name demo'",
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
     "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 "
-    "--num-envs 2": "--task-ids 0 --episodes 2 --num-envs 1",
+    "--num-envs 2": "--task-ids 0 --episodes 1 --num-envs 1",
     "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --llm-dim 96 "
-    "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
+    "--steps 800 --batch-size 128": "--steps 2 --batch-size 4 --holdout 0",
 }
 
 

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 import train_grpo
 from envs import pool
-from tests.end_to_end import reach, struck
-from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of, run_command
+from tests.end_to_end import reach
+from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
+from tests.end_to_end.struck import exit_code_of_struck
 from tests.fakes import assert_same_bits
 from tests.stored_runs import comparable_metrics
 
@@ -46,7 +47,7 @@ def everything(smoke) -> list[str]:
 
 
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
-    everything, tmp_path, monkeypatch
+    everything, tmp_path, monkeypatch, capfd
 ):
     """Also with another end than it was started with."""
     monkeypatch.setattr(pool, "make_env", reach.make_env)
@@ -57,14 +58,15 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
 
     flags = flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped")
     # The steps: two of the check before the run, one of the first update, two of the second.
-    stopped = run_command("-m", struck.__name__, "SIGTERM", "update", "5", reach.__name__, *flags)
+    capfd.readouterr()
+    assert exit_code_of_struck(train_grpo.main, flags, signal.SIGTERM, "update", 5) == 130
     run = only_run(flags)
-    assert (stopped.returncode, stopped.stderr) == (130, "train_grpo.py: interrupted\n")
-    assert f"--resume {run}" in stopped.stdout.splitlines()[-1]
+    output, errors = capfd.readouterr()
+    assert errors == "train_grpo.py: interrupted\n"
+    assert f"--resume {run}" in output.splitlines()[-1]
     assert latest_of(run).name == "step_32"
     resume = ["--resume", str(run), "--total-steps", "128"]
-    killed = run_command("-m", struck.__name__, "SIGKILL", "checkpoint", "2", reach.__name__, *resume)
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert exit_code_of_struck(train_grpo.main, resume, signal.SIGKILL, "checkpoint", 2) == -signal.SIGKILL
     assert latest_of(run).name == "step_32"
     assert (run / "checkpoints" / ".writing").exists()
     assert len(list((run / "checkpoints" / "lessons").iterdir())) == 2  # the second is written again

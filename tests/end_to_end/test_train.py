@@ -19,7 +19,9 @@ from vla.weights import read_header
 
 @pytest.fixture(scope="module")
 def run(smoke):
-    folder = train_grpo.run_training(parse_train(smoke).config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "make_env", reach.make_env)
+        folder = train_grpo.run_training(parse_train(smoke).config)
     assert folder == only_run(smoke)
     return folder
 
