@@ -1,16 +1,28 @@
 """Success rates with their intervals, and the comparison of two policies episode by episode."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from scipy.stats._result_classes import BinomTestResult
 
 Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
 LEVEL = 0.05  # a difference is within chance if its p value is not below this
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+def binomial_test(successes: int, trials: int) -> BinomTestResult:
+    """Scipy's, imported only here: it takes most of a second, and many programs print no rate."""
+    from scipy.stats import binomtest
+
+    return binomtest(successes, trials)
 
 
 @dataclass(frozen=True)
@@ -27,9 +39,8 @@ class Successes:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % score interval of the rate (Wilson)."""
-        centre = (self.k + Z**2 / 2) / (self.n + Z**2)
-        half_width = Z * math.sqrt(self.k * (self.n - self.k) / self.n + Z**2 / 4) / (self.n + Z**2)
-        return max(centre - half_width, 0.0), min(centre + half_width, 1.0)
+        interval = binomial_test(self.k, self.n).proportion_ci(method="wilson")
+        return float(interval.low), float(interval.high)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -99,9 +110,7 @@ class Paired:
     def p_value(self) -> float:
         """Exact McNemar test: by chance each policy solves half of the episodes that only one of them solves."""
         decided = self.only_before + self.only_after
-        fewer = min(self.only_before, self.only_after)
-        at_most_fewer = sum(math.comb(decided, count) for count in range(fewer + 1)) / 2**decided
-        return min(2 * at_most_fewer, 1.0)
+        return float(binomial_test(self.only_after, decided).pvalue) if decided else 1.0
 
     @property
     def kind(self) -> Literal["better", "worse", "within chance"]:
