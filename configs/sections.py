@@ -65,8 +65,8 @@ class SimulatorConfig:
 class ModelConfig:
     """The policy and how it runs; the same for training and evaluation."""
 
-    # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best)
-    # (None: in training the public checkpoint of the suite).
+    # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best).
+    # (None: the public checkpoint of the suite in training; eval.py needs one.)
     checkpoint: str | None = None
     # Key of the dataset statistics that scale the actions (None: the key of the suite).
     unnorm_key: str | None = None
@@ -104,7 +104,7 @@ class PhaseConfig:
     warmup_steps: NonNegativeInt | Literal["auto"] = "auto"
     # Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0.
     transition_steps: NonNegativeInt = 5_000
-    # Env steps of the whole run.
+    # Env steps of the whole run, whose last rollout is played to its end.
     total_steps: Annotated[NonNegativeInt, CHANGEABLE, tyro.conf.arg(aliases=["--total-timesteps"])] = 130_000
     # Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
     # student reaches (auto: student if the teacher is an L1 head, else teacher).

@@ -239,9 +239,13 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
             wrapper.close()
         if not is_users_task and not isinstance(fault, OSError | ValueError):
             raise
-        raise BadInput(
-            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); "
+        advice = (
             "compare its categories and regions with those of LIBERO's files"
+            if is_users_task
+            else "these assets may lack what the task needs: use --assets official"
+        )
+        raise BadInput(
+            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); {advice}"
         ) from fault
 
 

@@ -13,8 +13,12 @@ from rl.phases import end_of_warmup, phase_at
 log = logging.getLogger(__name__)
 
 
+class HopelessRun(BadInput):
+    """An evaluation shows that the run cannot learn. The message says how to go on all the same."""
+
+
 def check_baseline(config: TrainConfig, rates: Rates) -> None:
-    """Check the first evaluation: raise BadInput if the policy that training starts from had no success.
+    """Check the first evaluation: raise HopelessRun if the policy that training starts from had no success.
 
     That is the teacher, or without a warmup and transition the student. Logs a warning if the student nearly always
     succeeds already.
@@ -25,11 +29,11 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
     baseline = rates["teacher"] if teacher_begins else student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         actor = "teacher" if teacher_begins else "student"
-        raise BadInput(
+        raise HopelessRun(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together. If the "
             "checkpoint has an L1 head, its token head was not trained on actions: use --teacher l1 and a warmup. Or "
-            "go on with --allow-zero-baseline"
+            "go on from here with --resume RUN --allow-zero-baseline"
         )
     if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
@@ -44,14 +48,14 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 
 
 def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
-    """Check the evaluation after the warmup: raise BadInput if the student has not learned to do as the teacher does.
+    """Check the evaluation after the warmup: raise HopelessRun if the student did not learn to do as the teacher.
 
     The student fails only if its success rate is below the required one with a confidence of 95 %.
     """
     required = phases.warmup_success_ratio * rates["teacher"].rate
     _, upper_bound = rates["greedy"].interval
     if upper_bound < required:
-        raise BadInput(
+        raise HopelessRun(
             f"after the warmup the greedy student succeeds in {rates['greedy']}, and the teacher in "
             f"{rates['teacher']}: the student did not learn to imitate the teacher. Start again with more "
             "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "

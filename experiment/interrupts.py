@@ -13,6 +13,7 @@ import torch
 
 from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
+from experiment.hopeless_runs import HopelessRun
 from experiment.report import update_report
 from experiment.run_folder import Run
 from experiment.stored_run import LOG_FILE
@@ -72,7 +73,8 @@ def until_the_end(run: Run) -> Iterator[None]:
             if (run.checkpoints / "latest").exists():
                 if isinstance(reason, TimeIsUp | KeyboardInterrupt):
                     update_report(run.folder)  # it was last written after an evaluation
-                log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+                if not isinstance(reason, HopelessRun):
+                    log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
             append_to_log(run.folder, problem or describe(reason))
         run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
         if problem is not None:

@@ -1,7 +1,6 @@
 """Find and load the policy of a run or an evaluation, and its teacher, and choose the looks that it sees."""
 
 import hashlib
-from pathlib import Path
 from typing import Literal
 
 from configs.config import TrainConfig
@@ -43,7 +42,7 @@ def prefers_official_looks(model: ModelConfig) -> bool:
     """
     base, _ = base_and_adapter(str(model.checkpoint))
     has_gpu = choose_device(model.device, base).type == "cuda"
-    if is_large(Path(base).expanduser()):
+    if is_large(base):
         return True
     if not has_gpu or installed_official() is None:
         return False

@@ -94,5 +94,16 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
     if "better" in kinds:
         return Verdict("better", lines)
     if run.is_finished:
-        lines.append("train longer, or evaluate more states: eval.py --init-states both --trials 200")
+        lines.append(f"train longer, or evaluate more states: {evaluation_of_more_states(run)}")
     return Verdict("within chance", lines)
+
+
+def evaluation_of_more_states(run: StoredRun) -> str:
+    """The command that compares the start and the end of a run in 200 states."""
+    task = run.config.task
+    bddl_file = run.config.simulator.bddl_file
+    task_ids = " ".join(map(str, task.task_ids))
+    suite = f"--task-suite {task.task_suite} --task-ids {task_ids} --init-states both"
+    states = suite if bddl_file is None else f"--bddl-file {bddl_file} --init-states fresh"
+    checkpoints = f"--checkpoint {run.folder}/checkpoints/latest --compare-with {run.config.model.checkpoint}"
+    return f"python eval.py {checkpoints} {states} --trials 200 --mode greedy sample"

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from contracts import GIB, BadInput
+from vla.hub import check_name
 
 LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU only with --device cpu
 # --memory-budget names the size that a GPU is sold with, and a GPU reports less: an RTX 4090 23.6 GiB of its 24, an
@@ -22,11 +23,9 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     name = str(requested)
     num_gpus = torch.cuda.device_count()
     if name == "auto" and num_gpus == 0:
-        folder = Path(checkpoint or ".").expanduser()
-        if checkpoint is not None and is_large(folder):
-            problem = "" if folder.is_dir() else "no such folder; from the hub, "
+        if checkpoint is not None and is_large(checkpoint):
             raise BadInput(
-                f"checkpoint {checkpoint}: {problem}a 7B policy needs a CUDA GPU of 24 GB, but torch sees none; "
+                f"checkpoint {checkpoint}: a 7B policy needs a CUDA GPU of 24 GB, but torch sees none; "
                 "`make demo` trains a small policy here (to force the CPU: --device cpu)"
             )
         name = "cpu"
@@ -42,8 +41,13 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     return torch.device(name)
 
 
-def is_large(base: Path) -> bool:
-    """Whether a base checkpoint is too large for a CPU: a folder if its weights are, all else, as a hub id, always."""
+def is_large(checkpoint: str) -> bool:
+    """Whether a base checkpoint is too large for a CPU: a folder if its weights are, a hub id always.
+
+    Raises BadInput for a name that is neither.
+    """
+    check_name(checkpoint)
+    base = Path(checkpoint).expanduser()
     if not base.is_dir():
         return True
     return sum(file.stat().st_size for file in base.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES

@@ -16,16 +16,21 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model", "README.md"]  # no Python code
 
 
+def check_name(checkpoint: str) -> None:
+    """Raise BadInput if a checkpoint's name is neither a folder nor of the form of a hub id."""
+    if not Path(checkpoint).expanduser().is_dir() and not HUB_ID.fullmatch(checkpoint):
+        raise BadInput(f"checkpoint {checkpoint}: no such folder: give a folder, or a hub id (owner/name)")
+
+
 def resolve_checkpoint(name: str) -> Path:
     """The folder of a checkpoint: a local folder itself, or for a hub id the cached folder, downloaded if needed.
 
     Raises BadInput when there is none.
     """
+    check_name(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not HUB_ID.fullmatch(name):
-        raise BadInput(f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name)")
     cached = _cached_snapshot(name)
     if cached is None:
         # In case that a folder was meant, and its name mistyped.
