@@ -1,5 +1,6 @@
 """What the evaluations of a run say: success before and after training, and whether the policy has become better."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -94,16 +95,19 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
     if "better" in kinds:
         return Verdict("better", lines)
     if run.is_finished:
-        lines.append(f"train longer, or evaluate more states: {evaluation_of_more_states(run)}")
+        lines.append(f"train longer, or evaluate more states: {command_for_more_states(run)}")
     return Verdict("within chance", lines)
 
 
-def evaluation_of_more_states(run: StoredRun) -> str:
+def command_for_more_states(run: StoredRun) -> str:
     """The command that compares the start and the end of a run in 200 states."""
     task = run.config.task
     bddl_file = run.config.simulator.bddl_file
-    task_ids = " ".join(map(str, task.task_ids))
-    suite = f"--task-suite {task.task_suite} --task-ids {task_ids} --init-states both"
-    states = suite if bddl_file is None else f"--bddl-file {bddl_file} --init-states fresh"
-    checkpoints = f"--checkpoint {run.folder}/checkpoints/latest --compare-with {run.config.model.checkpoint}"
-    return f"python eval.py {checkpoints} {states} --trials 200 --mode greedy sample"
+    checkpoints = [f"{run.folder}/checkpoints/latest", "--compare-with", str(run.config.model.checkpoint)]
+    if bddl_file is None:
+        ids = [str(task_id) for task_id in task.task_ids]
+        states = ["--task-suite", task.task_suite, "--task-ids", *ids, "--init-states", "both"]
+    else:
+        states = ["--bddl-file", bddl_file, "--init-states", "fresh"]
+    rules = ["--trials", "200", "--mode", "greedy", "sample"]
+    return shlex.join(["python", "eval.py", "--checkpoint", *checkpoints, *states, *rules])

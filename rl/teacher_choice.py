@@ -16,8 +16,8 @@ TeacherMode = Literal["greedy", "median", "l1"]
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
-# A student with the teacher's own token head has only to become surer: one rollout of some 500 decisions, so about 32
-# optimizer steps. docs/LOG.md compares learning rates and epochs.
+# Beside a token head the student begins as its teacher and has only to sample more surely. One rollout of some 500
+# decisions makes about 32 optimizer steps. docs/LOG.md compares learning rates and epochs.
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 4
 GREEDY_WARMUP_LR = 1e-4

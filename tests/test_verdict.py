@@ -1,7 +1,10 @@
 """What the evaluations of a run say: both rates of the student, compared with the policy that the run was given."""
 
+import shlex
+
 import pytest
 
+from configs.cli import parse_eval
 from experiment.statistics import Paired
 from experiment.stored_run import read_run
 from experiment.verdict import changes, judge, read_evaluations
@@ -33,6 +36,13 @@ def test_a_difference_of_either_rate_counts_if_chance_would_hardly_make_it(tmp_p
     assert verdict.kind == kind
     names_the_best = any("env step 200" in line for line in verdict.lines)
     assert names_the_best == (kind == "worse")
+
+
+def test_a_difference_within_chance_comes_with_a_command_that_eval_py_accepts(tmp_path):
+    *_, last = judged(tmp_path, greedy=("01", "01")).lines
+    *_, argv = last.partition("eval.py ")
+    config = parse_eval(shlex.split(argv))
+    assert config.model.checkpoint == f"{tmp_path}/checkpoints/latest"
 
 
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from contracts import GIB, BadInput
-from vla.hub import check_name
+from vla.hub import check_checkpoint_name
 
 LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU only with --device cpu
 # --memory-budget names the size that a GPU is sold with, and a GPU reports less: an RTX 4090 23.6 GiB of its 24, an
@@ -46,7 +46,7 @@ def is_large(checkpoint: str) -> bool:
 
     Raises BadInput for a name that is neither.
     """
-    check_name(checkpoint)
+    check_checkpoint_name(checkpoint)
     base = Path(checkpoint).expanduser()
     if not base.is_dir():
         return True

@@ -16,7 +16,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model", "README.md"]  # no Python code
 
 
-def check_name(checkpoint: str) -> None:
+def check_checkpoint_name(checkpoint: str) -> None:
     """Raise BadInput if a checkpoint's name is neither a folder nor of the form of a hub id."""
     if not Path(checkpoint).expanduser().is_dir() and not HUB_ID.fullmatch(checkpoint):
         raise BadInput(f"checkpoint {checkpoint}: no such folder: give a folder, or a hub id (owner/name)")
@@ -27,7 +27,7 @@ def resolve_checkpoint(name: str) -> Path:
 
     Raises BadInput when there is none.
     """
-    check_name(name)
+    check_checkpoint_name(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
