@@ -75,6 +75,8 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object], knows_rank
         print(f"{program}: {reason}")
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
+        # A simulator that was being built cannot be taken apart; Python would print a traceback for it.
+        sys.unraisablehook = lambda fault: None
         return 130
     except BrokenPipeError:  # the reader of the output has ended (`--help | head`)
         # Python flushes stdout once more at exit, which must not fail again.

@@ -168,9 +168,9 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
         if is_tried and error.errno not in DISK_ERRORS:
             raise
         place = error.filename if is_tried else existing
+        advice = "free disk space, or name" if error.errno in DISK_ERRORS else "name"
         raise BadInput(
-            f"{flag} {out}: {place or 'a file'} cannot be written ({error.strerror}): free disk space, or "
-            "name another place"
+            f"{flag} {out}: {place or 'a file'} cannot be written ({error.strerror}): {advice} another place"
         ) from error
 
 

@@ -12,6 +12,7 @@ states. A command with --out continues an interrupted evaluation. docs/RESULTS_J
 
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -150,7 +151,8 @@ def play(config: EvalConfig, plan: Plan, argv: Sequence[str]) -> tuple[Results, 
                 before = play_checkpoint(replace(config, model=model), plan, argv, out_before)
             return play_checkpoint(config, plan, argv, out, before), before
         except KeyboardInterrupt:
-            say(f"stopped; finished episodes are saved: to continue, run the same command with --out {out}")
+            same_out = f"--out {shlex.quote(str(out))}"
+            say(f"stopped; finished episodes are saved: to continue, run the same command with {same_out}")
             raise
 
 
@@ -181,6 +183,8 @@ def play_checkpoint(
     if before is not None:
         name = f"--compare-with {config.compare_with}"
         refuse_differences(name, before.settings, settings, FREE_IN_COMPARISONS)
+        if plan.keys().isdisjoint(result.key for result in before.episodes):
+            raise BadInput(f"{name}: has none of these episodes: give its --task-ids and initial states")
     origin = {"hub_commit": commit_of(policy.info.weights_folder), **provenance(argv)}
     file = open_results(out, settings, origin)
     rule_names = ", ".join(map(str, rules))

@@ -13,6 +13,7 @@ POSITIVE = Field(gt=0)
 NOT_NEGATIVE = Field(ge=0)
 SHARE = Field(ge=0, le=1)
 PositiveInt = Annotated[int, POSITIVE]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's generators take 64 bits
 PositiveFloat = Annotated[float, POSITIVE]
 NonNegativeInt = Annotated[int, NOT_NEGATIVE]
 NonNegativeFloat = Annotated[float, NOT_NEGATIVE]

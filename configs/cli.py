@@ -77,6 +77,10 @@ def settings_of_run(run: str, flag: str) -> TrainConfig:
     """The settings of a run, which `flag` names by its folder or its config.json. Raises BadInput."""
     path = Path(run)
     file = path / "config.json" if path.is_dir() else path
+    if path.parent.name == "checkpoints":
+        raise BadInput(f"{flag} {run}: is a checkpoint: give the run's folder, {path.parent.parent}")
+    if not run or not file.is_file():
+        raise BadInput(f"{flag} {run}: holds no run: give a run's folder, such as runs/RUN")
     try:
         return config_from_json(read_json(file).get("config"))
     except BadInput as problem:

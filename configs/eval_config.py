@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from configs.bounds import NonNegativeInt, PositiveFloat, PositiveInt, Seed, check_fields
 from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
@@ -52,11 +52,11 @@ class EvalConfig:
     # How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
     # published results; median: the medians of its token distributions, which can succeed far more often where these
     # are wide; sample: drawn; l1: the L1 head (None: l1 if a pretrained checkpoint has an L1 head, else greedy).
-    mode: tuple[Mode, ...] | None = None
+    mode: Annotated[tuple[Mode, ...], Field(min_length=1)] | None = None
     # Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample).
     temperature: PositiveFloat | None = None
     # Seed of sampling.
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     # What the policy is told in LIBERO-Plus. clean: LIBERO's instruction, or the paraphrase of a language variant;
     # leaked: with the numbers of the change at its end, as in the published figures.
     prompt: Literal["clean", "leaked"] = "clean"

@@ -12,7 +12,15 @@ from typing import Annotated, Literal
 import tyro
 from pydantic import Field
 
-from configs.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Share
+from configs.bounds import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Seed,
+    Share,
+)
 from vla.load_options import Compile, FrozenWeights, L1Student, LoadOptions
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
@@ -222,7 +230,7 @@ class RunConfig:
     # Folder that holds the run folders.
     output: str = "runs"
     # Seed of all random numbers.
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     # Use every visible GPU: one process (rank) for each GPU computes a share of every rollout and minibatch.
     data_parallel: bool = False
     # Number of the newest checkpoints that are kept, in addition to `best`.

@@ -18,6 +18,8 @@ def read_instruction(path: Path) -> str:
     # This is LIBERO's own parser. Import it here, because `envs.tasks` is the one to report a missing LIBERO.
     from bddl.parsing import scan_tokens
 
+    if not path.is_file():
+        raise BadInput(f"BDDL file {path}: no such file")
     try:
         # Read the file as text: line ends are then the same as for LIBERO.
         expression = scan_tokens(string=path.read_text(encoding="utf-8"))

@@ -31,9 +31,9 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
         actor = "teacher" if teacher_begins else "student"
         raise HopelessRun(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
-            "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together. If the "
-            "checkpoint has an L1 head, its token head was not trained on actions: use --teacher l1 and a warmup. Or "
-            "go on from here with --resume RUN --allow-zero-baseline"
+            "to learn from. Check that --checkpoint, --task-suite, --unnorm-key, --assets and --teacher belong "
+            "together. If the checkpoint has an L1 head, its token head was not trained on actions: use --teacher l1 "
+            "and a warmup. Or go on from here with --resume RUN --allow-zero-baseline"
         )
     if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"

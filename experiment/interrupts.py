@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import shlex
 import signal
 import sys
 import time
@@ -74,7 +75,9 @@ def until_the_end(run: Run) -> Iterator[None]:
                 if isinstance(reason, TimeIsUp | KeyboardInterrupt):
                     update_report(run.folder)  # it was last written after an evaluation
                 if not isinstance(reason, HopelessRun):
-                    log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+                    log.warning(
+                        "stopped; go on with: python train_grpo.py --resume %s", shlex.quote(str(run.folder))
+                    )
             append_to_log(run.folder, problem or describe(reason))
         run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
         if problem is not None:

@@ -17,7 +17,7 @@ import tyro
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from command_line import main_guard, parse_flags
-from contracts import BadInput, first_line, replaced
+from contracts import BadInput, first_line, output_place, replaced
 from experiment.stored_run import FRAMES_PER_SECOND, StoredRun, read_run, video_folder
 from experiment.verdict import Evaluation, best_evaluation, changes, judge, read_evaluations
 
@@ -83,7 +83,7 @@ def update_report(folder: Path) -> None:
     try:
         write_report(read_run(folder))
     except Exception as error:
-        command = f"python -m experiment.report {folder}"
+        command = f"python -m experiment.report {shlex.quote(str(folder))}"
         log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
     # Charts are garbage in cycles. By itself Python collects it only when there are a quarter as many objects as live
     # ones: 30 MiB more after some evaluations.
@@ -113,7 +113,8 @@ def main(argv: Sequence[str]) -> None:
     """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
     print(*judge(run, read_evaluations(run)).lines, f"assets: {run.description['looks']}", sep="\n")
-    print(write_report(run))
+    with output_place(run.folder, "RUN"):
+        print(write_report(run))
 
 
 if __name__ == "__main__":

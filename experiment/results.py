@@ -108,6 +108,7 @@ def read_results(path: Path) -> Results:
 def write_results(path: Path, results: Results) -> None:
     """Write a results file, its episodes in order. Raises OSError."""
     episodes = sorted(results.episodes, key=lambda result: (result.actor, result.mode, result.key))
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as draft:
         draft.write_bytes(FILE_TYPE.dump_json(replace(results, episodes=episodes), indent=1))
 

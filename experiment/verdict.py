@@ -2,9 +2,10 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from configs.sections import ModelConfig, SimulatorConfig
 from experiment.episodes import EpisodeKey, EpisodeResult, rates_by_rule
 from experiment.results import read_results
 from experiment.statistics import Paired, Successes, compare
@@ -100,14 +101,26 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
 
 
 def command_for_more_states(run: StoredRun) -> str:
-    """The command that compares the start and the end of a run in 200 states."""
-    task = run.config.task
-    bddl_file = run.config.simulator.bddl_file
-    checkpoints = [f"{run.folder}/checkpoints/latest", "--compare-with", str(run.config.model.checkpoint)]
-    if bddl_file is None:
-        ids = [str(task_id) for task_id in task.task_ids]
-        states = ["--task-suite", task.task_suite, "--task-ids", *ids, "--init-states", "both"]
-    else:
-        states = ["--bddl-file", bddl_file, "--init-states", "fresh"]
-    rules = ["--trials", "200", "--mode", "greedy", "sample"]
-    return shlex.join(["python", "eval.py", "--checkpoint", *checkpoints, *states, *rules])
+    """The command that compares the start and the end of a run in 200 states, played as the run plays them."""
+    config = run.config
+    task = config.task
+    words = [
+        "--checkpoint",
+        f"{run.folder}/checkpoints/latest",
+        "--compare-with",
+        str(config.model.checkpoint),
+    ]
+    if config.simulator.bddl_file is None:
+        words += ["--task-suite", task.task_suite, "--task-ids", *map(str, task.task_ids)]
+    are_official_held_out = config.simulator.bddl_file is None and task.train_init_states == "fresh"
+    words += ["--init-states", "both" if are_official_held_out else "fresh", "--trials", "200"]
+    words += ["--mode", "greedy", "sample", "--temperature", str(config.rollout.temperature)]
+    words += changed_flags(replace(config.model, checkpoint=None)) + changed_flags(config.simulator)
+    return shlex.join(["python", "eval.py", *words])
+
+
+def changed_flags(section: ModelConfig | SimulatorConfig) -> list[str]:
+    """The flags, each followed by its value, of the settings that differ from their defaults."""
+    defaults = vars(type(section)())
+    changed = {name: value for name, value in vars(section).items() if value != defaults[name]}
+    return [word for name, value in changed.items() for word in (f"--{name}".replace("_", "-"), str(value))]

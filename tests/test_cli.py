@@ -65,6 +65,8 @@ def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder
             parse_train(["--config", str(run_folder), *other])
     with pytest.raises(BadInput, match=r"--config .*nowhere"):
         parse_train(["--config", str(run_folder / "nowhere")])
+    with pytest.raises(BadInput, match=f"folder, {run_folder}$"):
+        parse_train(["--resume", f"{run_folder}/checkpoints/latest"])
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,8 @@ def test_an_evaluation_is_by_default_the_published_protocol():
         ("--bddl-file x.bddl --task-id 3", "--bddl-file"),
         ("--task-suite libero_goal_swap --prompt leaked", "--prompt"),
         ("--mode greedy --temperature 2", "--temperature"),
+        ("--mode", "--mode"),  # an unset variable
+        (f"--seed {2**63}", "--seed"),
     ],
 )
 def test_wrong_flags_of_an_evaluation_are_refused(flags, named):

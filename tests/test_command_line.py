@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 def run_main(monkeypatch, main, knows_ranks: bool = False) -> int:
     monkeypatch.setattr(sys, "argv", ["program.py"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers would stay
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # so that the changed one is taken back
     return main_guard("program.py", main, knows_ranks)
 
 

@@ -7,7 +7,7 @@ import pytest
 from configs.cli import parse_eval
 from experiment.statistics import Paired
 from experiment.stored_run import read_run
-from experiment.verdict import changes, judge, read_evaluations
+from experiment.verdict import changes, command_for_more_states, judge, read_evaluations
 from tests.stored_runs import evaluation, store, store_episodes
 
 
@@ -43,6 +43,22 @@ def test_a_difference_within_chance_comes_with_a_command_that_eval_py_accepts(tm
     *_, argv = last.partition("eval.py ")
     config = parse_eval(shlex.split(argv))
     assert config.model.checkpoint == f"{tmp_path}/checkpoints/latest"
+
+
+def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
+    settings = {
+        "simulator__max_env_steps": 16,
+        "simulator__bddl_file": "my task.bddl",
+        "model__unnorm_key": "libero_goal_no_noops",
+        "rollout__temperature": 1.6,
+    }
+    run = read_run(store(tmp_path, [evaluation(0)], **settings))
+    _, *argv = shlex.split(command_for_more_states(run).removeprefix("python "))
+    config = parse_eval(argv)
+    assert config.simulator == run.config.simulator
+    assert config.model.unnorm_key == "libero_goal_no_noops"
+    assert config.temperature == 1.6
+    assert config.init_states == "fresh"  # a task file has no official ones
 
 
 def test_one_rate_that_is_worse_is_not_outweighed_by_the_other(tmp_path):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from transformers import LlamaConfig
 
-from contracts import read_fields
+from contracts import BadInput, read_fields
 from vla.tokens import PAD_ID
 
 # The text_config of a public checkpoint holds only fields that differ from Llama-2 7B with these. They are written out,
@@ -44,4 +44,7 @@ class NetworkConfig:
 
 def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
+    if not (folder / "config.json").is_file():
+        advice = "give the folder of an OpenVLA-OFT checkpoint, or RUN/checkpoints/best"
+        raise BadInput(f"checkpoint {folder}: has no config.json: {advice}")
     return read_fields(folder / "config.json", NetworkConfig, "give an OpenVLA-OFT checkpoint")
