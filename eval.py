@@ -205,11 +205,12 @@ def play_checkpoint(
 def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
     """The rules of --mode. Raises BadInput if one is the L1 head and the checkpoint has none."""
     checkpoint = str(config.model.checkpoint)
-    modes: Sequence[Mode] = config.mode or ["l1" if policy.can_act_by_l1 else "greedy"]
+    base, adapter = base_and_adapter(checkpoint)
+    # A run plays its student greedily, and its results are compared with those of its checkpoints.
+    modes: Sequence[Mode] = config.mode or ["l1" if policy.can_act_by_l1 and adapter is None else "greedy"]
     if "l1" in modes and not policy.can_act_by_l1:
         advice = "use --mode greedy, median or sample"
         if policy.l1_head is not None:
-            base, _ = base_and_adapter(checkpoint)
             advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
         raise BadInput(f"--mode l1: {checkpoint} has no L1 head to act by; {advice}")
     temperature = config.temperature or 1.0

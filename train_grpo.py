@@ -16,8 +16,8 @@ same temperature. A decision is one pass through the network, which gives a chun
 Phases. The phase depends only on the number of env steps played, never on the success rate. A run stops after the
 warmup if the student succeeds far less often than the teacher.
   warmup      the student learns the teacher's distribution, or its tokens, by cross-entropy (--warmup-target). The
-              teacher acts; or, with --warmup-actor student (the default beside an L1 head), the student acts and learns
-              what the teacher would have chosen
+              teacher acts; or, with --warmup-actor student (the default if an L1 head teaches), the student acts and
+              learns what the teacher would have chosen. Beside an L1 head there is no warmup: see --l1-student
   transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0 over the transition's
               env steps, otherwise the student makes it; the student learns by PPO
   rl          the student acts and learns by PPO

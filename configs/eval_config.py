@@ -50,8 +50,9 @@ class EvalConfig:
     # seeds. both: the official ones, then fresh ones, --trials in all.
     init_states: Literal["official", "fresh", "both"] = "official"
     # How the policy decides; several modes are played on the same states. greedy: the most likely tokens, as in
-    # published results; median: the medians of its token distributions, which can succeed far more often where these
-    # are wide; sample: drawn; l1: the L1 head (None: l1 if a pretrained checkpoint has an L1 head, else greedy).
+    # published results (with --l1-student laplace the L1 head's actions, rounded); median: the medians of its token
+    # distributions, which can succeed far more often where these are wide; sample: drawn; l1: the L1 head (None: l1
+    # if a pretrained checkpoint has an L1 head, else greedy).
     mode: Annotated[tuple[Mode, ...], Field(min_length=1)] | None = None
     # Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample).
     temperature: PositiveFloat | None = None

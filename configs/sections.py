@@ -81,9 +81,9 @@ class ModelConfig:
     # Images per decision; 1: agentview, 2: the wrist camera, too (None: as the checkpoint says; public ones do not, and
     # are assumed to read two if they have an L1 head and proprio, else one).
     num_images: PositiveInt | None = None
-    # What a checkpoint with an L1 head acts and learns by. tokens: its token head, which was never trained on actions;
-    # laplace: tokens drawn around the L1 head's actions (a Laplace distribution), so that training starts at its full
-    # success, and ends with an L1 checkpoint again. (A trained adapter keeps its own way.)
+    # What a checkpoint with an L1 head acts and learns by. laplace: tokens drawn around the L1 head's actions (a
+    # Laplace distribution), so that training starts at its full success, and ends with an L1 checkpoint again; tokens:
+    # its token head, which was never trained on actions. (A trained adapter keeps its own way.)
     l1_student: L1Student = LoadOptions.l1_student
     # Where the policy runs (auto: on a GPU if there is one).
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -107,8 +107,8 @@ class PhaseConfig:
 
     # Begin with a warmup and a transition. --no-warmup: RL alone from env step 0.
     warmup: bool = True
-    # Env steps of the warmup, in which the student learns to match the teacher (auto: 50000 if the teacher is an L1
-    # head, beside which no token head was trained; no warmup and no transition with --l1-student laplace; else 4000).
+    # Env steps of the warmup, in which the student learns to match the teacher (auto: 4000; beside an L1 head no warmup
+    # and no transition with --l1-student laplace, and 50000 if the teacher is that head).
     warmup_steps: NonNegativeInt | Literal["auto"] = "auto"
     # Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0.
     transition_steps: NonNegativeInt = 5_000
@@ -122,7 +122,7 @@ class PhaseConfig:
     # standard deviation of 4 bins (auto: soft if the teacher acts greedily by its tokens, else hard).
     warmup_target: WarmupTarget | Literal["auto"] = "auto"
     # The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
-    # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 if the checkpoint has such a head, else greedy.
+    # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 beside a head with --l1-student tokens, else greedy.
     teacher: Literal["auto", "greedy", "median", "l1"] = "auto"
     # Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
     # run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: there is

@@ -100,15 +100,16 @@ def play_evaluation(
 ) -> list[EpisodeResult]:
     """Play the held-out initial states by every rule; the first episode of each is filmed.
 
-    The student plays greedily and sampled; in the first evaluation also by the medians of its distributions, and the
-    teacher, which never changes, plays, too. A student that still equals its greedy teacher is played for both.
+    The student plays greedily and sampled; in the first evaluation also by the medians of its distributions (around an
+    L1 head they are the likeliest tokens), and the teacher, which never changes, plays, too. A student that still
+    equals its greedy teacher is played for both.
     """
     once = held_out(config, repeats=1)
     plays = {
         Rule("greedy"): once,
         Rule("sample", config.rollout.temperature): held_out(config, config.evaluation.eval_trials),
     }
-    if state.evaluated_at is None:
+    if state.evaluated_at is None and not learner.policy.is_laplace:
         plays[Rule("median")] = once
     must_play_teacher = state.teacher is None
     equals_teacher = learner.teacher_mode == "greedy" and learner.policy.equals_teacher()

@@ -32,8 +32,8 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
         raise HopelessRun(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key, --assets and --teacher belong "
-            "together. If the checkpoint has an L1 head, its token head was not trained on actions: use --teacher l1 "
-            "and a warmup. Or go on from here with --resume RUN --allow-zero-baseline"
+            "together. Beside an L1 head leave out --l1-student tokens, or give it a warmup. Or go on from here with "
+            "--resume RUN --allow-zero-baseline"
         )
     if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"

@@ -115,7 +115,9 @@ def command_for_more_states(run: StoredRun) -> str:
     are_official_held_out = config.simulator.bddl_file is None and task.train_init_states == "fresh"
     words += ["--init-states", "both" if are_official_held_out else "fresh", "--trials", "200"]
     words += ["--mode", "greedy", "sample", "--temperature", str(config.rollout.temperature)]
-    words += changed_flags(replace(config.model, checkpoint=None)) + changed_flags(config.simulator)
+    # Not --l1-student: beside an L1 head the start acts by that head, whatever the student learned.
+    model = replace(config.model, checkpoint=None, l1_student=ModelConfig.l1_student)
+    words += changed_flags(model) + changed_flags(config.simulator)
     return shlex.join(["python", "eval.py", *words])
 
 

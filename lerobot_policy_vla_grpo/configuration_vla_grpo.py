@@ -19,7 +19,7 @@ class VlaGrpoConfig(PreTrainedConfig):
     task_suite: str | None = None  # whose statistics scale actions and proprio, if the checkpoint has several
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
     num_images: int | None = None  # that the policy reads, if its checkpoint does not say
-    mode: str = "greedy"  # or median; or l1: use the regression head of a checkpoint that has one
+    mode: str = "greedy"  # or median; or l1: the actions of the L1 head, which greedy rounds to bins
     frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8: half the memory of bf16
 
     def validate_features(self, num_images: int = 1) -> None:

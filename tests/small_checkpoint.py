@@ -77,8 +77,8 @@ def network_inputs() -> tuple[Tensor, Tensor, None, None]:
 
 
 def load_policy(folder: Path, **options) -> Policy:
-    """A policy on the CPU, with adapters of rank 4 unless the options say otherwise."""
-    defaults = {"task_suite": SUITE, "device": "cpu", "lora_rank": 4}
+    """A policy on the CPU, with adapters of rank 4 and tokens of the token head unless the options say otherwise."""
+    defaults = {"task_suite": SUITE, "device": "cpu", "lora_rank": 4, "l1_student": "tokens"}
     return Policy.load(str(folder), LoadOptions(**(defaults | options)))
 
 

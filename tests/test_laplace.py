@@ -82,7 +82,7 @@ def test_at_the_start_it_equals_its_teacher_and_the_l1_head(l1_folder, observati
 
 
 def test_its_teacher_is_greedy_and_by_default_there_is_no_warmup():
-    config = changed(TrainConfig(), l1_student="laplace")
+    config = TrainConfig()
     teacher = choose_teacher(config.phases, "a/checkpoint", 0.1, can_act_by_l1=True, is_laplace=True)
     assert teacher.mode == "greedy"
     assert phase_at(0, settle_warmup(config, teacher.mode, is_laplace=True).phases).phase is Phase.RL
@@ -130,6 +130,5 @@ def test_an_l1_head_that_is_not_finite_moves_no_robot(l1_folder, observations):
         policy.act(observations, "l1")
 
 
-def test_without_an_l1_head_there_is_no_laplace_student(small_one_image):
-    with pytest.raises(BadInput, match="no L1 head"):
-        laplace_policy(small_one_image)
+def test_without_an_l1_head_tokens_are_those_of_the_token_head(small_one_image):
+    assert not laplace_policy(small_one_image).is_laplace

@@ -24,6 +24,7 @@ from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.merge import judge, merge, merged_weight
 from vla.model_card import write_card
+from vla.tokens import laplace_logits
 from vla.weights import INDEX_FILE, write_tensors
 
 
@@ -135,6 +136,15 @@ def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
     info = inspect_checkpoint(tmp_path / "out")
     assert not info.proprio_weights
     assert info.proprio_file is not None
+
+
+def test_around_an_l1_head_a_token_that_rounding_moves_to_the_next_bin_is_no_contradiction():
+    generator = torch.Generator().manual_seed(0)
+    actions = 2 * torch.rand(8, 56, generator=generator) - 1
+    rounded = actions + 0.004 * torch.randn(8, 56, generator=generator) ** 3
+    unmerged, merged, untrained = map(laplace_logits, (actions, rounded, actions + 0.1))
+    assert (unmerged.argmax(-1) != merged.argmax(-1)).float().mean() > 0.05
+    judge(unmerged, merged, untrained, torch.finfo(torch.bfloat16).eps)
 
 
 # What is refused: no folder appears

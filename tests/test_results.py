@@ -92,6 +92,9 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
     assert modes_of(tmp_path) == ["greedy"]
     with pytest.raises(BadInput, match=f"--checkpoint {small}"):
         modes_of(tmp_path, "l1")
+    load_policy(small, l1_student="laplace").save_adapter(tmp_path / "laplace")
+    assert modes_of(tmp_path / "laplace") == ["greedy"]  # as in its run
+    assert modes_of(tmp_path / "laplace", "l1") == ["l1"]
 
 
 # the results file

@@ -35,7 +35,7 @@ def test_every_seed_of_every_variant_is_trained_once_and_played_with_its_start(t
     assert sum("--mode greedy sample" in one and "--temperature 0.7" in one for one in played) == 6
     assert sum("checkpoints/latest" in one for one in played) == 4
     assert sum("--checkpoint checkpoints/tiny-libero-spatial" in one for one in played) == 2
-    assert all("--l1-student tokens" in one and "--assets auto" in one for one in played)
+    assert all("--l1-student laplace" in one and "--assets auto" in one for one in played)
 
     programs.clear()
     train_variants.main(flags)

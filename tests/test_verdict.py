@@ -50,6 +50,7 @@ def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
         "simulator__max_env_steps": 16,
         "simulator__bddl_file": "my task.bddl",
         "model__unnorm_key": "libero_goal_no_noops",
+        "model__l1_student": "tokens",
         "rollout__temperature": 1.6,
     }
     run = read_run(store(tmp_path, [evaluation(0)], **settings))
@@ -57,6 +58,7 @@ def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
     config = parse_eval(argv)
     assert config.simulator == run.config.simulator
     assert config.model.unnorm_key == "libero_goal_no_noops"
+    assert config.model.l1_student == "laplace"  # so that a start with an L1 head is played by that head
     assert config.temperature == 1.6
     assert config.init_states == "fresh"  # a task file has no official ones
 

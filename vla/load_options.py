@@ -5,7 +5,7 @@ from typing import Literal
 
 FrozenWeights = Literal["auto", "float32", "bf16", "int8"]
 Compile = Literal["auto", "on", "off"]
-L1Student = Literal["tokens", "laplace"]
+L1Student = Literal["laplace", "tokens"]
 Mode = Literal[
     "greedy", "median", "sample", "l1"
 ]  # how the policy turns its output into actions, see `Policy.act`
@@ -29,9 +29,9 @@ class LoadOptions:
     # Adapters only in the token head and so many blocks at the language model's end, above a frozen trunk; None: in all
     # parts. A trained adapter keeps its own number, too.
     trained_blocks: int | None = None
-    # Beside an L1 head: draw tokens by the token head, or from a Laplace distribution around the L1 head's actions. A
-    # trained adapter keeps its own way.
-    l1_student: L1Student = "tokens"
+    # Beside an L1 head: draw tokens from a Laplace distribution around the L1 head's actions, or by the token head, as
+    # without an L1 head. A trained adapter keeps its own way.
+    l1_student: L1Student = "laplace"
     seed: int = 0
     # See `choose_device`
     device: str = "auto"

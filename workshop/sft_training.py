@@ -106,6 +106,7 @@ def load_student(args: SftArgs, demos: Demos, device: torch.device) -> Student:
         device=str(device),
         lora_rank=args.lora_rank,
         lora_alpha=min(args.lora_rank, LARGEST_ALPHA),
+        l1_student="tokens",
         seed=args.seed,
     )
     return Policy.load(str(args.init), options)
