@@ -139,6 +139,14 @@ def test_a_resumed_run_has_its_stored_settings_except_for_its_end_and_its_memory
         parse_train(["--resume", str(run_folder), "--preset", "rl"])
 
 
+def test_a_run_whose_start_was_deleted_says_so(run_folder):
+    stored = json.loads((run_folder / "config.json").read_text())
+    stored["config"]["model"]["checkpoint"] = f"{run_folder}/parent/checkpoints/step_576"
+    (run_folder / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(BadInput, match=r"--resume .*step_576"):
+        parse_train(["--resume", str(run_folder)])
+
+
 @pytest.mark.parametrize("change", [{"lr": "fast"}, {"lr": -1.0}, {"withdrawn": 1}])
 def test_settings_of_another_version_are_refused(run_folder, change):
     stored = json.loads((run_folder / "config.json").read_text())
