@@ -72,7 +72,9 @@ def parse_train(argv: Sequence[str]) -> Command:
         refuse_changes(command.resume, default.config, command.config)
         start = command.config.model.checkpoint
         if start is not None and Path(start).is_absolute() and not Path(start).exists():
-            raise BadInput(f"--resume {command.resume}: what it started from, {start}, is gone: bring it back there")
+            raise BadInput(
+                f"--resume {command.resume}: what it started from, {start}, is gone: bring it back there"
+            )
     return replace(command, config=with_checkpoint(command.config))
 
 
