@@ -70,11 +70,7 @@ def parse_train(argv: Sequence[str]) -> Command:
     command = parse_flags(Command, argv, prog="train_grpo.py", default=default)
     if command.resume is not None:
         refuse_changes(command.resume, default.config, command.config)
-        start = command.config.model.checkpoint
-        if start is not None and Path(start).is_absolute() and not Path(start).exists():
-            raise BadInput(
-                f"--resume {command.resume}: what it started from, {start}, is gone: bring it back there"
-            )
+        refuse_missing_start(command.resume, command.config.model.checkpoint)
     return replace(command, config=with_checkpoint(command.config))
 
 
@@ -104,6 +100,12 @@ def refuse_changes(run: str, stored: TrainConfig, config: TrainConfig) -> None:
             f"--resume {run}: the run has another configuration: {', '.join(refused)}; "
             "leave these flags out, or start a new run"
         )
+
+
+def refuse_missing_start(run: str, checkpoint: str | None) -> None:
+    """Raise BadInput if the folder that a resumed run started from, with its teacher, is gone."""
+    if checkpoint is not None and Path(checkpoint).is_absolute() and not Path(checkpoint).exists():
+        raise BadInput(f"--resume {run}: what it started from, {checkpoint}, is gone: bring it back there")
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
