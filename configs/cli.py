@@ -105,7 +105,9 @@ def refuse_changes(run: str, stored: TrainConfig, config: TrainConfig) -> None:
 def refuse_missing_start(run: str, checkpoint: str | None) -> None:
     """Raise BadInput if the folder that a resumed run started from, with its teacher, is gone."""
     if checkpoint is not None and Path(checkpoint).is_absolute() and not Path(checkpoint).exists():
-        raise BadInput(f"--resume {run}: what it started from, {checkpoint}, is gone: bring it back there")
+        raise BadInput(
+            f"--resume {run}: the checkpoint that it started from is gone: put it back at {checkpoint}"
+        )
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:

@@ -147,6 +147,14 @@ def test_around_an_l1_head_a_token_that_rounding_moves_to_the_next_bin_is_no_con
     judge(unmerged, merged, untrained, torch.finfo(torch.bfloat16).eps)
 
 
+@pytest.mark.parametrize("change", [0.002, 0.02])  # 0.04 and 0.4 nats, less than what rounding may explain
+def test_around_an_l1_head_a_merge_without_the_adapter_is_refused(change):
+    actions = 2 * torch.rand(8, 56, generator=torch.Generator().manual_seed(0)) - 1
+    unmerged, untrained = map(laplace_logits, (actions, actions + change))
+    with pytest.raises(BadInput, match="untrained"):
+        judge(unmerged, untrained, untrained, torch.finfo(torch.bfloat16).eps)
+
+
 # What is refused: no folder appears
 
 

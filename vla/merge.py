@@ -38,6 +38,7 @@ from vla.weights import INDEX_FILE, by_file, read_tensors, stream_tensors, write
 LEAST_AGREEMENT = 0.99
 # In nats. Around an L1 head neighbouring bins are never further apart (0.16), so there no token is clear.
 LEAST_CLEAR = 0.2
+SMALLEST_CHANGE = 1e-3  # of logits, in nats; smaller ones say nothing
 
 
 @dataclass(frozen=True)
@@ -165,31 +166,41 @@ def merged_weight(weight: Tensor, lora_A: Tensor, lora_B: Tensor, scale: float) 
 def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float) -> str:
     """Check that two policies are the same up to rounding. Returns a sentence; raises BadInput if they are not.
 
-    unmerged, merged, untrained: logits (N, A, 256). precision: the epsilon of the base's dtype. Two conditions must
+    unmerged, merged, untrained: logits (N, A, 256). precision: the epsilon of the base's dtype. Three conditions must
     hold. First, the policies' logits differ by at most half of the change by training, or at most by what rounding to
-    `precision` explains. Second, both choose the same token in nearly all clear cases (LEAST_AGREEMENT): those where
-    the unmerged policy's best two logits are more than 4 times this difference, and more than LEAST_CLEAR, apart.
+    `precision` explains. Second, the merged policy is not nearer to the untrained one, as it is without the adapter.
+    Third, both choose the same token in nearly all clear cases (LEAST_AGREEMENT): those where the unmerged policy's
+    best two logits are more than 4 times this difference, and more than LEAST_CLEAR, apart.
     """
-    difference = (unmerged - merged).abs().amax(-1).median().item()
-    change_by_training = (unmerged - untrained).abs().amax(-1).median().item()
+    difference = distance(unmerged, merged)
+    change_by_training = distance(unmerged, untrained)
+    lacks_the_training = distance(merged, untrained) < difference and difference > SMALLEST_CHANGE
     # Measured: rounding the bundled policy to bfloat16 changes its logits by 0.7 * precision * the largest logit, and
     # rounding an earlier one by 2.5 times that product.
     largest_logit = unmerged.abs().amax(-1).median().item()
-    limit = max(change_by_training / 2, 8 * precision * largest_logit, 1e-3)
+    limit = max(change_by_training / 2, 8 * precision * largest_logit, SMALLEST_CHANGE)
     best_two = unmerged.topk(2).values
     is_clear = best_two[..., 0] - best_two[..., 1] > max(4 * difference, LEAST_CLEAR)
     is_same = (unmerged.argmax(-1) == merged.argmax(-1))[is_clear]
     agreement = is_same.float().mean().item() if len(is_same) else 1.0
-    verdict = (
-        f"merged and unmerged policy agree on {agreement:.1%} of the {len(is_same)} tokens that rounding does "
-        f"not decide; their logits differ by {difference:.1e}, training changed them by {change_by_training:.1e}"
-    )
+    verdict = f"merged logits are {difference:.1e} off; training changed them by {change_by_training:.1e}"
+    if len(is_same) > 0:
+        verdict += (
+            f"; both agree on {agreement:.1%} of the {len(is_same)} tokens that rounding does not decide"
+        )
     if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` is also true for NaN
         raise BadInput(
             f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; use "
             "the adapter folder itself, or another --device"
         )
+    if lacks_the_training:
+        raise BadInput(f"{verdict}; the merged policy is nearer to the untrained one: nothing was written")
     return verdict
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """How far the logits (N, A, 256) of two policies are apart: the median of each token's largest difference."""
+    return (one - other).abs().amax(-1).median().item()
 
 
 def main(argv: Sequence[str]) -> None:
