@@ -24,7 +24,7 @@ from configs.bounds import (
 from vla.load_options import Compile, FrozenWeights, L1Student, LoadOptions
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
-WarmupTarget = Literal["hard", "soft", "spread"]
+WarmupTarget = Literal["hard", "soft"]
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
 # in memory at once, and the folder of the same assets (`experiment.resume.reopen_run`). A change of any other
 # setting would give other results than a run that was never stopped.
@@ -118,8 +118,8 @@ class PhaseConfig:
     # student reaches (auto: student if the teacher is an L1 head, else teacher).
     warmup_actor: Literal["auto", "teacher", "student"] = "auto"
     # What the student learns in the warmup for each number of an action. hard: the teacher's token alone (the guide's);
-    # soft: the teacher's distribution at the temperature 0.3; spread: a Gaussian around the teacher's token, with a
-    # standard deviation of 4 bins (auto: soft if the teacher acts greedily by its tokens, else hard).
+    # soft: the teacher's distribution at the temperature 0.3 (auto: soft if the teacher acts greedily by its tokens,
+    # else hard).
     warmup_target: WarmupTarget | Literal["auto"] = "auto"
     # The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `median`: the medians of its token
     # distributions; `l1`: the checkpoint's L1 head; `auto`: l1 beside a head with --l1-student tokens, else greedy.

@@ -25,7 +25,6 @@ Statistics = dict[str, Tensor]
 # Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
 LOGRATIO_LIMIT = 5.0
 SOFT_TEMPERATURE = 0.3  # of the teacher's distribution as the warmup's target; --help repeats it
-SPREAD_BINS = 4.0  # standard deviation of the Gaussian around the teacher's token as the warmup's target
 DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most this (Ye et al. 2020)
 
 
@@ -39,8 +38,6 @@ def distillation_loss(logits: Tensor, micro_batch: Batch, target: WarmupTarget) 
     if target == "soft":
         assert micro_batch.teacher_logprobs is not None
         targets = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True).exp()  # (B, A, V)
-    elif target == "spread":
-        targets = spread_over_bins(bins, SPREAD_BINS)
     else:
         targets = F.one_hot(bins, NUM_BINS)
     cross_entropy = -(targets * F.log_softmax(logits, dim=-1)).sum(-1)  # (B, A)
@@ -49,16 +46,6 @@ def distillation_loss(logits: Tensor, micro_batch: Batch, target: WarmupTarget) 
         is_equal = (logits.argmax(-1) == bins).float()  # (B, A)
         accuracy = (micro_batch.weights * masked_mean(is_equal, micro_batch.executed)).sum()
     return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
-
-
-def spread_over_bins(bins: Tensor, deviation: float) -> Tensor:
-    """Gaussians around bins, of a standard deviation in bins: (B, A) -> (B, A, V) probabilities.
-
-    Each bin has the Gaussian's mass over it, normalised over all bins (HL-Gauss, Farebrother et al. 2024).
-    """
-    edges = torch.arange(NUM_BINS + 1, device=bins.device) - 0.5
-    masses = torch.special.ndtr((edges - bins[..., None]) / deviation).diff(dim=-1)
-    return masses / masses.sum(-1, keepdim=True)
 
 
 def ppo_loss(

@@ -76,6 +76,6 @@ def choose_teacher(
     if choice.mode == "l1" and (kl_coef > 0 or learns_distribution):
         raise BadInput(
             "--kl-coef and --warmup-target soft need the teacher's token distribution, and the L1 head has none: leave "
-            "them out, or use --warmup-target spread"
+            "them out, or use --warmup-target hard"
         )
     return choice

@@ -13,7 +13,6 @@ from rl.losses import (
     approx_kl,
     distillation_loss,
     exact_kl,
-    spread_over_bins,
     surrogate_loss,
 )
 from rl.trajectory import Batch
@@ -76,28 +75,15 @@ def test_distillation_by_hard_targets_is_the_mean_cross_entropy_over_executed_to
     assert statistics["distill/accuracy"].item() / B == pytest.approx(agreement, rel=1e-6)
 
 
-def test_in_the_limit_soft_and_spread_targets_are_the_hard_ones(monkeypatch, generator, executed):
-    monkeypatch.setattr("rl.losses.SPREAD_BINS", 1e-3)
+def test_in_the_limit_a_soft_target_is_the_hard_one(generator, executed):
     logits = torch.randn(B, A, V, generator=generator)
     teachers_logits = torch.randn(B, A, V, generator=generator)
     batch = replace(
         micro_batch(teachers_logits.argmax(-1) + FIRST_ACTION_TOKEN, executed),
         teacher_logprobs=(teachers_logits / 1e-5).log_softmax(-1),
     )
-    hard, soft, spread = (distillation_loss(logits, batch, kind)[0] for kind in ("hard", "soft", "spread"))
+    hard, soft = (distillation_loss(logits, batch, kind)[0] for kind in ("hard", "soft"))
     torch.testing.assert_close(soft, hard)
-    torch.testing.assert_close(spread, hard)
-
-
-def test_a_spread_target_is_a_gaussian_over_the_bins_cut_off_at_the_ends():
-    target = spread_over_bins(torch.tensor([[128, 0]]), deviation=4.0).double()[0]
-    bins = torch.arange(V).double()
-    torch.testing.assert_close(target.sum(-1), torch.ones(2).double(), rtol=0, atol=1e-6)
-    mean = (target[0] * bins).sum()
-    variance = (target[0] * (bins - mean).square()).sum()
-    assert mean.item() == pytest.approx(128)
-    assert variance.item() == pytest.approx(4.0**2 + 1 / 12, rel=1e-3)  # of the Gaussian and of a bin's width
-    torch.testing.assert_close(target[1, :20] / target[1, 0], target[0, 128:148] / target[0, 128])
 
 
 # divergence

@@ -41,7 +41,7 @@ DEMONSTRATIONS = {
     "spatial-lowpoly": f"{SPATIAL} --assets lowpoly --episodes 200 --seed 7",
     "spatial-official": f"{SPATIAL} --assets official --episodes 200 --seed 8",
     "goal": f"--task-suite libero_goal --task-ids 1 4 8 {MOVED} --assets lowpoly --episodes 90 --seed 9",
-    "few": "--task-ids 0 --assets official --episodes 40 --seed 7",
+    "few": "--task-ids 0 --assets lowpoly --episodes 40 --seed 7",
 }
 BOTH_LOOKS = ("spatial-lowpoly", "spatial-official")
 
@@ -72,7 +72,7 @@ class StandIn:
 Name = Literal["bundled", "strong", "goal", "l1", "grown", "full", "random"]
 STAND_INS: dict[Name, StandIn] = {
     "bundled": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1300"),), (25, 60)),
-    "strong": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1800"),), (80, 90)),
+    "strong": StandIn(("spatial-lowpoly",), (supervised(f"{SMALL} --steps 1900"),), (80, 90)),
     "goal": StandIn(
         ("goal",),
         (supervised(f"{SMALL} --steps 950"),),
@@ -80,10 +80,10 @@ STAND_INS: dict[Name, StandIn] = {
         "--task-suite libero_goal --task-ids 1 4 8",
         num_tasks=3,
     ),
-    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 265"),), (60, 80), has_l1_head=True),
+    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 300"),), (60, 80), has_l1_head=True),
     "grown": StandIn(
         ("spatial-lowpoly",),
-        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 900"),),
+        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 850"),),
         (30, 50),
     ),
     "full": StandIn(
