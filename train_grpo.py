@@ -38,11 +38,9 @@ instead, up to twice --n-steps env steps in all.
 """
 
 import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from command_line import main_guard
 from configs.cli import parse_train
@@ -62,8 +60,6 @@ if __name__ == "__main__":
         sys.exit(exit_code)
 
 from configs.config import TrainConfig
-from configs.presets import with_checkpoint
-from contracts import BadInput
 from envs.pool import Pool
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import evaluate_and_record, evaluation_is_due, time_left
@@ -113,24 +109,7 @@ def main(argv: Sequence[str]) -> None:
             train_in_folder(setup, command.resume, argv)
 
 
-def run_training(config: TrainConfig) -> Path:
-    """Train a new run from Python as the command does, in this process. Returns the run folder.
-
-    Raises BadInput for settings that cannot work, and TimeIsUp after --max-hours.
-    """
-    if config.run.data_parallel and "WORLD_SIZE" not in os.environ:
-        raise BadInput(
-            "run_training trains in this process alone: start several ranks by torchrun or the command line"
-        )
-    log_to_terminal()
-    config = with_checkpoint(config)
-    check_machine(config)
-    with set_up(config) as setup:
-        probe(setup)
-        return train_in_folder(setup, None, argv=["--config", "RUN"])  # a command that repeats it
-
-
-def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:
+def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> None:
     """Train in a new run folder, or in the one to `resume`. However training ends, the folder is closed properly."""
     run, state = open_run(setup, resume, argv)
     with interruptible(), until_the_end(run):
@@ -139,7 +118,6 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Pa
         train(setup.config, run, setup.learner, setup.pool, state)
         if setup.learner.ranks.is_main:
             conclude(run.folder)
-    return run.folder
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
