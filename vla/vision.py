@@ -6,8 +6,7 @@ Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,22 +14,13 @@ from torch import Tensor, nn
 
 from vla.network_config import NetworkConfig
 
+# timm would import wandb, which takes seconds, for a summary that is not used here. None stands for a missing module.
+sys.modules.setdefault("wandb", None)  # type: ignore[arg-type]
+import timm  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
-@contextmanager
-def not_importable(name: str) -> Iterator[None]:
-    """Let `import name` fail in this block."""
-    module = sys.modules.pop(name, None)
-    sys.modules[name] = None  # type: ignore[assignment]
-    yield
-    del sys.modules[name]
-    if module is not None:
-        sys.modules[name] = module
-
-
-# timm would import wandb, which takes seconds, for a summary that is not used here.
-with not_importable("wandb"):
-    import timm
-    from timm.models.vision_transformer import VisionTransformer
+if sys.modules["wandb"] is None:
+    del sys.modules["wandb"]
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
