@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from vla.adapters import AdaptedLayers
+from vla.adapters import FUSED_MAPS, AdaptedLayers
 from vla.heads import L1RegressionHead, Projector, ProprioProjector
 from vla.lora import LoraLinear
 from vla.network_config import NetworkConfig
@@ -55,7 +55,7 @@ def llama_block(
     mlp = block.mlp
     head_dim = attention.head_dim
     normed = block.input_layernorm(hidden)
-    qkv = _linear_maps(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj"), normed)
+    qkv = _linear_maps(attention, "qkv_proj", normed)
     q, k, v = (x.unflatten(-1, (-1, head_dim)).transpose(1, 2) for x in qkv)
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     if positions is not None:
@@ -64,16 +64,16 @@ def llama_block(
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
     hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
     normed = block.post_attention_layernorm(hidden)
-    gate, up = _linear_maps(mlp, "gate_up_proj", ("gate_proj", "up_proj"), normed)
+    gate, up = _linear_maps(mlp, "gate_up_proj", normed)
     return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
 
 
-def _linear_maps(module: nn.Module, fused_name: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+def _linear_maps(module: nn.Module, fused_name: str, x: Tensor) -> tuple[Tensor, ...]:
     """The outputs of several linear maps of x. If `vla.adapters` has joined them in layer `fused_name`, use that."""
     if hasattr(module, fused_name):
         layer = getattr(module, fused_name)
         return layer(x).split(layer.out_features, dim=-1)
-    return tuple(getattr(module, name)(x) for name in names)
+    return tuple(getattr(module, name)(x) for name in FUSED_MAPS[fused_name])
 
 
 def configure_compiler() -> None:
