@@ -135,10 +135,6 @@ def read_adapter(folder: Path) -> StoredAdapter:
         for key, tensor in read_tensors(path).items()
     }
     metadata = read_header(path)[1]
-    if any(tensor.shape[0] != config.r for name, tensor in tensors.items() if name.endswith("lora_A")):
-        raise BadInput(
-            f"{folder / CONFIG_FILE}: r is {config.r}, and {WEIGHTS_FILE} has matrices of another rank"
-        )
     return StoredAdapter(
         folder,
         config.r,
