@@ -13,7 +13,7 @@ from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION
 from tests.liberos_loop import Snapshot, libero_rollout, needs_official, state_of, stored_state
-from vla.images import jpeg_round_trip, lanczos_resize
+from vla.images import decode_jpeg, encode_jpeg, lanczos_resize
 
 SUITE, TASK = "libero_spatial", 4  # a drawer is open there: one more thing that a reset draws at random
 INIT_STATE = 7
@@ -123,7 +123,7 @@ def test_official_pictures_are_those_that_the_public_checkpoints_know():
     env = LiberoEnv(EnvSpec("libero_spatial", (0,), assets="official"), 0)
     frames = env.reset(Start(0)).observation.images
     env.close()
-    planes = [np.ascontiguousarray(jpeg_round_trip(frame).transpose(2, 0, 1)) for frame in frames]
+    planes = [np.ascontiguousarray(decode_jpeg(encode_jpeg(frame)).transpose(2, 0, 1)) for frame in frames]
     ours = np.stack([lanczos_resize(image, 224).transpose(1, 2, 0) for image in planes]).astype(float)
     # Mean difference of agentview and wrist in grey levels; that of low-poly pictures is 28.5 and 19.1.
     np.testing.assert_allclose(np.abs(ours - sample).mean(axis=(1, 2, 3)), [1.52, 1.36], atol=0.3)

@@ -32,7 +32,8 @@ def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
     frames = to_levels(frames)
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
-        planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
+        image = decode_jpeg(encode_jpeg(frames[index]))
+        planes = np.ascontiguousarray(image.transpose(2, 0, 1))
         cropped = centre_crop(lanczos_resize(planes, image_size))
         np.stack(list(cropped), axis=-1, out=images[index])
     return images
@@ -50,16 +51,11 @@ def to_levels(images: np.ndarray) -> np.ndarray:
     return np.rint(images * 255).astype(np.uint8)
 
 
-def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
-    """Encode and decode an image uint8 (H, W, 3) as JPEG, as the training data were.
+def encode_jpeg(image: np.ndarray) -> bytes:
+    """Compress uint8 (H, W, 3) RGB to JPEG like the training data of OpenVLA-OFT: quality 95, chroma 4:2:0.
 
     TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast one, as only simplejpeg does.
     """
-    return decode_jpeg(encode_jpeg(image))
-
-
-def encode_jpeg(image: np.ndarray) -> bytes:
-    """Compress uint8 (H, W, 3) RGB to JPEG like the training data of OpenVLA-OFT: quality 95, chroma 4:2:0."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
     return file.getvalue()
