@@ -6,7 +6,7 @@ success, else 0. docs/HOW_IT_WORKS.md compares the kinds of advantage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -64,46 +64,43 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
     if config.advantage == "absolute":
         advantages = returns
     elif config.advantage == "group":
-        advantages = _standardised_by_group(returns, trajectories)
+        # A group has one task and one initial state.
+        groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])  # (M,)
+        advantages = by_group(standardised, returns, groups)
     else:
         # With one mean over all tasks every episode of an easy task would look good. A mean over n episodes contains
         # each of them, which shrinks the expected gradient by a factor of 1 - 1/n.
         task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)
-        advantages = scaled(minus_mean_of_group(returns, task_ids))
+        advantages = scaled(by_group(centred, returns, task_ids))
     return advantages[batch.trajectory].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
-def _standardised_by_group(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
-    """The returns (M,) standardised within each group. A group has one task and one initial state."""
-    groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])
-    advantages = torch.zeros_like(returns)
+def by_group(transform: Callable[[Tensor], Tensor], values: Tensor, groups: Tensor) -> Tensor:
+    """Apply `transform` to the values (N,) of each group: to those with the same number in `groups` (N,)."""
+    transformed = torch.empty_like(values)
     for group in groups.unique():
         is_member = groups == group
-        advantages[is_member] = standardised(returns[is_member])
-    return advantages
+        transformed[is_member] = transform(values[is_member])
+    return transformed
 
 
-def minus_mean_of_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Each value minus the mean over the values with the same number in `groups`."""
-    centred = values.clone()
-    for group in groups.unique():
-        is_member = groups == group
-        centred[is_member] -= values[is_member].mean()
-    return centred
+def centred(values: Tensor) -> Tensor:
+    """Values minus their mean."""
+    return values - values.mean()
 
 
 def standardised(returns: Tensor) -> Tensor:
     """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
     if bool((returns == returns[0]).all()):
         return torch.zeros_like(returns)
-    return scaled(returns - returns.mean())
+    return scaled(centred(returns))
 
 
-def scaled(centred: Tensor) -> Tensor:
+def scaled(values: Tensor) -> Tensor:
     """Centred values divided by their unbiased standard deviation + 1e-6; 0 for a single value."""
-    if len(centred) < 2:
-        return torch.zeros_like(centred)
-    return centred / (centred.std() + EPSILON)
+    if len(values) < 2:
+        return torch.zeros_like(values)
+    return values / (values.std() + EPSILON)
 
 
 def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], gae_lambda: float) -> Tensor:

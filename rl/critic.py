@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.advantages import minus_mean_of_group
+from rl.advantages import by_group, centred
 from rl.randomness import torch_generator
 from rl.trajectory import Trajectory
 
@@ -129,8 +129,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
 
 def regression_slope(predictions: Tensor, returns: Tensor, task_ids: Tensor) -> float:
     """The slope within [0, 1] of the regression of returns on predictions, all (N,), both centred within each task."""
-    predictions = minus_mean_of_group(predictions, task_ids)
-    returns = minus_mean_of_group(returns, task_ids)
+    predictions = by_group(centred, predictions, task_ids)
+    returns = by_group(centred, returns, task_ids)
     variance = predictions.square().mean()
     if variance == 0:
         return 0.0
