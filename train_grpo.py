@@ -21,20 +21,6 @@ warmup if the student succeeds far less often than the teacher.
   transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0 over the transition's
               env steps, otherwise the student makes it; the student learns by PPO
   rl          the student acts and learns by PPO
-
-Advantages (--advantage). The return R of an episode is 1 on success and 0 otherwise. Rewards are not shaped. An episode
-that reaches its step cap has failed.
-  absolute    the default: R
-  group       GRPO: (R - mean) / std over the episodes from the same initial state; unbiased std; 0 where all are equal
-  batch       R minus the mean over the task's episodes in the rollout, divided by the std over the whole rollout
-  gae         generalised advantage estimation with a critic
-  auto        gae for several tasks, batch for one
-A negative advantage counts as 0 where the teacher made the decision. A decision whose advantage is 0 has no gradient,
-unless the penalty for the KL to the teacher or the entropy bonus is on, which both are off by default. The update does
-not compute such decisions, but it still divides the loss by the size of the whole minibatch.
-
---dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed. It plays more groups
-instead, up to twice --n-steps env steps in all.
 """
 
 import logging
