@@ -32,7 +32,15 @@ from vla.model import configure_compiler
 from vla.optimizer import make_optimizer
 from vla.preprocessing import Inputs
 from vla.teacher import Snapshot, WithoutAdapters
-from vla.tokens import choose_tokens, decode, encode, to_env, token_logprobs
+from vla.tokens import (
+    FIRST_ACTION_TOKEN,
+    decode,
+    encode,
+    median_tokens,
+    sample_tokens,
+    to_env,
+    token_logprobs,
+)
 from vla.weights import fingerprint, pt_fingerprint
 
 log = logging.getLogger(__name__)
@@ -121,9 +129,9 @@ class Policy:
     ) -> Acted:
         """Decide one chunk per observation. kept: see `chunk_logits`.
 
-        greedy, median, sample: see `choose_tokens`; the actions are those of the tokens. l1: the actions of the
-        regression head, not rounded; the tokens are the nearest ones. Only a policy with that head can do it (see
-        `can_act_by_l1`). Raises BadInput for non-finite logits or actions.
+        greedy: the likeliest tokens; median, sample: see `vla.tokens`; the actions are those of the tokens. l1: the
+        actions of the regression head, not rounded; the tokens are the nearest ones. Only a policy with that head can
+        do it (see `can_act_by_l1`). Raises BadInput for non-finite logits or actions.
         """
         self.network.adapters.refresh()
         states = self._trunk_states(observations, kept)
@@ -132,8 +140,12 @@ class Policy:
             assert self.l1_head is not None, "ask can_act_by_l1 first"
             chunk = self.l1_head(hidden).float().cpu().numpy()
             tokens = torch.from_numpy(encode(chunk)).flatten(1)
+        elif mode == "greedy":
+            tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
+        elif mode == "median":
+            tokens = median_tokens(logits)
         else:
-            tokens = choose_tokens(logits, mode, temperature, generators)
+            tokens = sample_tokens(logits, temperature, generators)
         logprobs = token_logprobs(logits, tokens, temperature).cpu()
         is_finite = torch.isfinite(logprobs).all() and (mode != "l1" or np.isfinite(chunk).all())
         if not is_finite:

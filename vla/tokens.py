@@ -10,7 +10,6 @@ experiments/robot.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -65,23 +64,6 @@ def laplace_logits(values: Tensor) -> Tensor:
         1 + width / 2, -1 + width / 2, NUM_BINS, device=values.device
     )  # of columns 0 to 255
     return -(values.float()[..., None] - centres).abs() / LAPLACE_SCALE
-
-
-def choose_tokens(
-    logits: Tensor,
-    mode: Literal["greedy", "median", "sample"],
-    temperature: float,
-    generators: Sequence[torch.Generator] | None,
-) -> Tensor:
-    """Choose one token id per position: logits (B, A, 256) -> ids (B, A) int64.
-
-    greedy: the likeliest. median: see `median_tokens`. sample: see `sample_tokens`.
-    """
-    if mode == "greedy":
-        return logits.argmax(-1) + FIRST_ACTION_TOKEN
-    if mode == "median":
-        return median_tokens(logits)
-    return sample_tokens(logits, temperature, generators)
 
 
 def sample_tokens(
