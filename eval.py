@@ -6,8 +6,7 @@
     python eval.py --checkpoint CHECKPOINT --task-ids 0 --mode greedy sample --init-states both --trials 200
     python eval.py --checkpoint CHECKPOINT --task-suite all --out results.json
 
-The defaults are the published protocol: all tasks of a suite, a greedy episode from each of the 50 official initial
-states. A command with --out continues an interrupted evaluation. docs/RESULTS_JSON.md describes the results file.
+`--help` says what the defaults are, docs/RESULTS_JSON.md what the results file holds.
 """
 
 import logging
