@@ -1,11 +1,11 @@
 """Merge a trained adapter into its base checkpoint.
 
-    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
+    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER
 
 Merging with other programs has ruined policies: adapters were merged twice, into another base, or in bfloat16. So here
-the base must have the fingerprint that the adapter names, and the sum is computed in float32, one shard at a time. The
-folder gets its final name only after the merged policy was found to decide like the unmerged one. Upload it by
-`hf upload OWNER/NAME FOLDER`.
+the base that the adapter names must have the fingerprint that it names, and the sum is computed in float32, one shard
+at a time. The folder gets its final name only after the merged policy was found to decide like the unmerged one. Upload
+it by `hf upload OWNER/NAME FOLDER`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ class MergeArgs:
     adapter: Path
     # Folder to write; must not exist.
     out: Path
-    # Base checkpoint (None: the one that the adapter names).
-    base: str | None = None
     # Where the two policies are compared (auto: on a GPU if there is one); the merge itself needs no GPU.
     device: str = "auto"
 
 
-def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
+def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
     """Write the merged folder. Returns a sentence that says how well it agrees with the unmerged policy.
 
     The two are compared in the base's dtype, on synthetic observations. Raises BadInput, and leaves no folder, when
@@ -64,11 +62,10 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    base = base or base_of_adapter(adapter)
+    base = base_of_adapter(adapter)
     if base is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
     stored = read_adapter(adapter)
-    check_named_base(stored, base)
     info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=str(adapter))
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
@@ -77,16 +74,14 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         task_suite=unnorm_key,
         unnorm_key=unnorm_key,
         num_images=info.num_images,
-        lora_rank=stored.rank,
-        lora_alpha=stored.alpha,
         device=device,
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
         l1_student=stored.l1_student,
     )
     with unfinished_folder(out) as folder:
-        policy = Policy.load(base, replace(options, statistics=str(info.statistics_folder)))
-        policy.load_adapter(adapter)  # raises BadInput if it does not fit
+        # Raises BadInput if the adapter does not fit to the base.
+        policy = Policy.load(str(adapter), replace(options, statistics=str(info.statistics_folder)))
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
         unmerged = _logits(policy, observations)
         with policy.teacher():
@@ -98,16 +93,6 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
         folder.rename(out)
     return verdict
-
-
-def check_named_base(adapter: StoredAdapter, base: str) -> None:
-    """Raise BadInput for another base than the adapter names, if it does not hold its base's fingerprint."""
-    named = str(adapter.base_model)
-    if adapter.base_fingerprint is None and Path(base).resolve() != Path(named).resolve():
-        raise BadInput(
-            f"--base {base}: {adapter.folder} was trained on {named}; if these are the same weights, "
-            "write it as base_model_name_or_path in its adapter_config.json"
-        )
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
@@ -206,7 +191,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     handle_stop_signals(signal.default_int_handler)  # so that the unfinished folder is removed
-    verdict = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
+    verdict = merge(args.adapter, args.out, str(choose_device(args.device)))
     print(f"wrote {args.out}: {verdict}", flush=True)
 
 
