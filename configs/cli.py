@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -35,8 +34,6 @@ class Command:
     # design guide that this project began with; tiny: a small policy, for a CPU; smoke: a test of seconds. None: the
     # defaults, which, like rl and guide, are for a 7B.
     preset: Preset | None = None
-    # Run folder, or its config.json, whose settings to start from in place of a preset (None: a preset).
-    config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None
     # Run folder to continue (None: a new run).
     resume: str | None = None
     # Check the machine, the simulator and the checkpoint, print the results and stop.
@@ -48,25 +45,19 @@ class Start:
     """The flags of `Command` that decide which settings the others start from: these are read first, on their own."""
 
     preset: Preset | None = None
-    config: str | None = None
     resume: str | None = None
 
 
 def parse_train(argv: Sequence[str]) -> Command:
     """Read `argv` of train_grpo.py (without the program's name). Wrong flags exit with code 2, or raise BadInput."""
     start, _ = tyro.cli(Start, args=argv, prog="train_grpo.py", return_unknown_args=True, add_help=False)
-    names = {"--preset": start.preset, "--config": start.config, "--resume": start.resume}
-    chosen = [flag for flag, name in names.items() if name is not None]
-    if len(chosen) > 1:
-        raise BadInput(f"{' and '.join(chosen)} contradict each other: each names the settings to start from")
-    if start.resume is not None:
-        default = Command(settings_of_run(start.resume, "--resume"))
-    elif start.config is not None:
-        default = Command(settings_of_run(start.config, "--config"))
+    if start.resume is None:
+        settings = TrainConfig() if start.preset is None else PRESETS[start.preset]
+    elif start.preset is None:
+        settings = settings_of_run(start.resume)
     else:
-        default = Command(
-            TrainConfig() if start.preset is None else PRESETS[start.preset], preset=start.preset
-        )
+        raise BadInput("--preset and --resume contradict each other: each names the settings to start from")
+    default = Command(settings, preset=start.preset)
     command = parse_flags(Command, argv, prog="train_grpo.py", default=default)
     if command.resume is not None:
         refuse_changes(command.resume, default.config, command.config)
@@ -74,18 +65,18 @@ def parse_train(argv: Sequence[str]) -> Command:
     return replace(command, config=with_checkpoint(command.config))
 
 
-def settings_of_run(run: str, flag: str) -> TrainConfig:
-    """The settings of a run, which `flag` names by its folder or its config.json. Raises BadInput."""
-    path = Path(run)
-    file = path / "config.json" if path.is_dir() else path
-    if path.parent.name == "checkpoints":
-        raise BadInput(f"{flag} {run}: is a checkpoint: give the run's folder, {path.parent.parent}")
+def settings_of_run(run: str) -> TrainConfig:
+    """The settings of a run, which --resume names by its folder. Raises BadInput."""
+    folder = Path(run)
+    file = folder / "config.json"
+    if folder.parent.name == "checkpoints":
+        raise BadInput(f"--resume {run}: is a checkpoint: give the run's folder, {folder.parent.parent}")
     if not run or not file.is_file():
-        raise BadInput(f"{flag} {run}: holds no run: give a run's folder, such as runs/RUN")
+        raise BadInput(f"--resume {run}: holds no run: give a run's folder, such as runs/RUN")
     try:
         return config_from_json(read_json(file).get("config"))
     except BadInput as problem:
-        raise BadInput(f"{flag} {run}: not a run folder of this version: {problem}") from None
+        raise BadInput(f"--resume {run}: not a run folder of this version: {problem}") from None
 
 
 def refuse_changes(run: str, stored: TrainConfig, config: TrainConfig) -> None:
