@@ -1,9 +1,6 @@
 """The policy: takes observations, returns action chunks and their log-probabilities.
 
 Acting (`act`) and learning (`chunk_logits`) get the logits from the same function, so that both use the same policy.
-
-The network's trunk may be frozen (`vla.model`). What it computes for an observation then never changes: `act` returns
-copies of these hidden states (`Acted.kept`), and a later call that gets them as `kept` computes the top alone.
 """
 
 from __future__ import annotations
@@ -56,7 +53,8 @@ class Acted:
     tokens: Tensor  # (B, A) int64, ids 31744..31999; A = chunk_length * action_dim, time-major
     logprobs: Tensor  # (B, A) float32, the tokens' log-probs at the given temperature
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
-    # What a frozen trunk computed, for later calls; None for each observation where it is trained, or nothing is kept
+    # What a frozen trunk (`vla.model`) computed, so that later calls which get it as `kept` compute the top alone; None
+    # for each observation where the trunk is trained, or nothing is kept
     kept: KeptStates
 
 
