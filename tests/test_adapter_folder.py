@@ -18,7 +18,7 @@ from tests.small_checkpoint import (
     train_a_little,
     train_network_a_little,
 )
-from vla.adapter_folder import base_of_adapter, copy_into_network, read_adapter
+from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter
 from vla.model import ACTION_ROWS
 from vla.weights import read_pt, write_pt
 
@@ -101,13 +101,13 @@ def test_an_adapter_that_peft_wrote_is_read_and_maps_without_one_are_as_in_the_b
 
 
 def test_base_is_named_by_the_adapter(adapter_folder, small):
-    assert base_of_adapter(adapter_folder) == str(small)
-    assert base_of_adapter(small) is None
-    assert base_of_adapter(Path("owner/name")) is None
+    assert base_and_adapter(str(adapter_folder)) == (str(small), str(adapter_folder))
+    assert base_and_adapter(str(small)) == (str(small), None)
+    assert base_and_adapter("owner/name") == ("owner/name", None)
     for no_base in (None, str(small / "moved")):
         change_config(adapter_folder, base_model_name_or_path=no_base)
         with pytest.raises(BadInput, match=str(adapter_folder)):
-            base_of_adapter(adapter_folder)
+            base_and_adapter(str(adapter_folder))
 
 
 def test_a_head_that_openvla_oft_trained_beside_an_adapter_is_refused_by_name(adapter_folder):

@@ -59,21 +59,11 @@ class StoredAdapter:
         return num_blocks - first
 
 
-def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None: it is none. Raises BadInput for a lost base."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return None
-    base = str(read_json(path).get("base_model_name_or_path"))
-    if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
-        raise BadInput(f"{path}: base_model_name_or_path is {base}: write where the base is now")
-    return base
-
-
 def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
-    """The base of a checkpoint, and its folder if it is an adapter; (checkpoint, None) if it is none.
+    """The base (folder or hub id) that an adapter names, and the adapter's folder; (checkpoint, None) if it is none.
 
-    It may also be a pointer to an adapter folder, such as RUN/checkpoints/best. Raises BadInput for RUN itself.
+    It may also be a pointer to an adapter folder, such as RUN/checkpoints/best. Raises BadInput for RUN itself, and for
+    a lost base.
     """
     folder = resolve_pointer(Path(checkpoint))
     for checkpoints in (folder, folder / "checkpoints"):
@@ -81,8 +71,13 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
             raise BadInput(
                 f"checkpoint {checkpoint} holds all checkpoints of a run: name one, such as {checkpoints / 'best'}"
             )
-    base = base_of_adapter(folder)
-    return (checkpoint, None) if base is None else (base, str(folder))
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return checkpoint, None
+    base = str(read_json(path).get("base_model_name_or_path"))
+    if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
+        raise BadInput(f"{path}: base_model_name_or_path is {base}: write where the base is now")
+    return base, str(folder)
 
 
 def write_adapter(folder: Path, network: OpenVLAOFT, base_model: str, metadata: dict[str, str]) -> None:

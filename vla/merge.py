@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
-from contracts import BadInput, Observation, read_json, resolve_pointer, unfinished_folder, write_json
-from vla.adapter_folder import ADAPTER_PROPRIO_FILE, StoredAdapter, base_of_adapter, read_adapter
+from contracts import BadInput, Observation, read_json, unfinished_folder, write_json
+from vla.adapter_folder import ADAPTER_PROPRIO_FILE, StoredAdapter, base_and_adapter, read_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.device import choose_device
@@ -59,14 +59,13 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
     The two are compared in the base's dtype, on synthetic observations. Raises BadInput, and leaves no folder, when
     they differ by more than rounding.
     """
-    adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    base = base_of_adapter(adapter)
-    if base is None:
+    base, adapter_folder = base_and_adapter(str(adapter))
+    if adapter_folder is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    stored = read_adapter(adapter)
-    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=str(adapter))
+    stored = read_adapter(Path(adapter_folder))
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter_folder)
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
@@ -81,7 +80,7 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
     )
     with unfinished_folder(out) as folder:
         # Raises BadInput if the adapter does not fit to the base.
-        policy = Policy.load(str(adapter), replace(options, statistics=str(info.statistics_folder)))
+        policy = Policy.load(adapter_folder, replace(options, statistics=str(info.statistics_folder)))
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
         unmerged = _logits(policy, observations)
         with policy.teacher():
