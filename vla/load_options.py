@@ -6,9 +6,8 @@ from typing import Literal
 FrozenWeights = Literal["auto", "float32", "bf16", "int8"]
 Compile = Literal["auto", "on", "off"]
 L1Student = Literal["laplace", "tokens"]
-Mode = Literal[
-    "greedy", "median", "sample", "l1"
-]  # how the policy turns its output into actions, see `Policy.act`
+# How the policy turns its output into actions, see `Policy.act`
+Mode = Literal["greedy", "median", "sample", "l1"]
 
 
 @dataclass(frozen=True)

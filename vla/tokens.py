@@ -60,9 +60,8 @@ def laplace_logits(values: Tensor) -> Tensor:
     value. Bin 256 has the centre that would follow, because `encode` gives it the values that lie there.
     """
     width = 2.0 / (NUM_BINS - 1)
-    centres = torch.linspace(
-        1 + width / 2, -1 + width / 2, NUM_BINS, device=values.device
-    )  # of columns 0 to 255
+    # Of columns 0 to 255
+    centres = torch.linspace(1 + width / 2, -1 + width / 2, NUM_BINS, device=values.device)
     return -(values.float()[..., None] - centres).abs() / LAPLACE_SCALE
 
 
