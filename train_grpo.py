@@ -5,8 +5,8 @@
     python train_grpo.py --preset tiny            # a small policy, which needs no GPU
     python train_grpo.py --resume runs/RUN        # go on after a stop or a crash
 
-`train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
-The program is named after GRPO, which is PPO with --advantage group.
+`train` is the whole algorithm. An episode's only reward is 1 for success. The formulas are in rl/advantages.py and
+rl/losses.py; docs/HOW_IT_WORKS.md has more. The program is named after GRPO, which is PPO with --advantage group.
 
 Teacher and student. The teacher is frozen. It is the policy before any training, which takes its likeliest tokens (or
 their medians), or the checkpoint's L1 head, which predicts continuous actions (--teacher). The student is the same

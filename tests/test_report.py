@@ -11,7 +11,7 @@ import pytest
 
 from experiment.report import update_report, write_report
 from experiment.stored_run import read_run, video_folder
-from tests.stored_runs import ROWS, store, store_episodes
+from tests.stored_runs import PROVENANCE, ROWS, store, store_episodes
 
 SAMPLED = ("1" * 4 + "0" * 16, "1" * 16 + "0" * 4)
 
@@ -57,6 +57,11 @@ def test_a_run_that_has_hardly_begun_has_a_report_with_a_card_for_each_curve(tmp
     page = write_report(read_run(store(tmp_path, rows))).read_text()
     assert "Not finished" in page
     assert page.count("<h3>") == cards
+
+
+def test_a_program_that_no_git_checkout_holds_has_a_report(tmp_path, monkeypatch):
+    monkeypatch.setitem(PROVENANCE, "git", {})
+    assert "Commit unknown;" in write_report(read_run(store(tmp_path, ROWS))).read_text()
 
 
 def test_a_run_that_goes_on_keeps_nothing_of_its_reports(folder):
