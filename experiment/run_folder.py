@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from filelock import FileLock
 
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig
-from contracts import TimeIsUp, output_place, write_json
+from contracts import TimeIsUp, flush, output_place, write_json
 from envs.assets import find_pack
 from experiment.file_lock import lock_file
 from experiment.provenance import provenance, simulator_packages
@@ -44,7 +43,9 @@ class Run:
         self._lock = lock
         wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
         self.wandb = WandbLog(wandb_mode, folder.name, folder, asdict(config), wandb_id)
-        self._metrics_file = (folder / METRICS_FILE).open("ab", buffering=0) if ranks.is_main else None
+        self._metrics = folder / METRICS_FILE
+        if ranks.is_main:
+            self._metrics.touch()
         self._seconds: dict[str, float] = defaultdict(float)  # seconds since the last record, by metric
 
     @contextlib.contextmanager
@@ -58,11 +59,13 @@ class Run:
         """Append a record to metrics.jsonl, flush it to the disk, and send a copy to wandb. Raises OSError."""
         values = {"global_step": global_step, "update": update_index, **metrics, **self._seconds}
         self._seconds.clear()
-        if self._metrics_file is None:
+        if not self.ranks.is_main:
             return
         # JSON has no NaN and no infinity, so they become null.
         row = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        write_and_flush(self._metrics_file.fileno(), (json.dumps(row) + "\n").encode())
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        flush(self._metrics)
         self.wandb.log(row)
 
     def stop_when_time_is_up(self) -> None:
@@ -76,23 +79,13 @@ class Run:
 
     def metrics_bytes(self) -> int:
         """Length of metrics.jsonl in bytes; 0 on ranks that do not write it."""
-        return 0 if self._metrics_file is None else os.fstat(self._metrics_file.fileno()).st_size
+        return self._metrics.stat().st_size if self.ranks.is_main else 0
 
     def close(self, exit_code: int = 0) -> None:
-        """Close metrics.jsonl, finish the wandb run with `exit_code` (0: success) and release the lock."""
-        if self._metrics_file is not None:
-            self._metrics_file.close()
+        """Finish the wandb run with `exit_code` (0: success) and release the lock."""
         self.wandb.finish(exit_code)
         if self._lock is not None:
             self._lock.release()
-
-
-def write_and_flush(descriptor: int, data: bytes) -> None:
-    """Write `data` and flush it to the disk. Nothing stays in a buffer, so a failure raises OSError here."""
-    while data:
-        written = os.write(descriptor, data)
-        data = data[written:]
-    os.fsync(descriptor)
 
 
 def start_run(
