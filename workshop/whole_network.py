@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from contracts import Observation, read_json, write_json
 from vla.checkpoint import CheckpointInfo
@@ -60,15 +60,10 @@ class WholeNetwork:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.network(*self.model_inputs(observations))
 
-    def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        named_parameters = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
-        if self.l1_head is not None:
-            named_parameters += self.l1_head.named_parameters(prefix="l1_head")
-        return named_parameters
-
     def make_optimizer(self, lr: float, weight_decay: float) -> torch.optim.AdamW:
         """AdamW over all that is trained."""
-        parameters = [parameter for _, parameter in self.named_trainable_parameters()]
+        modules = [module for module in (self.network, self.l1_head) if module is not None]
+        parameters = [one for module in modules for one in module.parameters() if one.requires_grad]
         optimizer = make_optimizer(parameters, lr, weight_decay)
         optimizer.param_groups[0]["betas"] = BETAS
         return optimizer
