@@ -108,19 +108,6 @@ def test_a_record_is_on_the_disk_at_once_and_holds_valid_json(run):
 # a resumed run
 
 
-def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
-    run.log_metrics(1, 1, {})
-    at_checkpoint = run.metrics_bytes()
-    run.log_metrics(2, 2, {"will/be_recorded_again": 1.0})
-    run.close()
-    resumed = reopen_run(run.folder, run.config, RESUME, at_checkpoint, wandb_id=None)
-    assert resumed.metrics_bytes() == at_checkpoint
-    resumed.log_metrics(2, 2, {})
-    resumed.close()
-    rows = [{"global_step": 1, "update": 1}, {"global_step": 2, "update": 2}]
-    assert read_metrics(run.folder / METRICS_FILE) == rows
-
-
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
     for total_steps in (7, 9):
