@@ -1,6 +1,5 @@
 """`update`: exact accumulation, gradient protection, decisions left out without a trace, and want of memory."""
 
-import copy
 import math
 from dataclasses import replace
 
@@ -181,15 +180,6 @@ def test_a_rollout_without_advantages_leaves_no_trace_unless_kl_or_entropy_count
     for term in ("kl_coef", "entropy_coef"):
         metrics = learn(policy, acted_batch(policy, LENGTHS), torch.zeros(N), **{term: 0.1})
         assert metrics["train/optimizer_steps"] == 1
-
-
-def test_a_minibatch_without_advantages_takes_no_weight_decay_or_momentum_step(policy, batch):
-    advantages = torch.zeros(N)
-    advantages[0] = 1.0
-    alone = copy.deepcopy(policy)
-    learn(policy, batch, advantages, adamw(policy, weight_decay=0.5), batch_size=1)
-    learn(alone, batch[:1], advantages[:1], adamw(alone, weight_decay=0.5), batch_size=1)
-    assert_same_bits(parameters_of(policy), parameters_of(alone))
 
 
 # gradient protection

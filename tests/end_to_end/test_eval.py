@@ -63,15 +63,6 @@ def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
     assert "+0 points" in capsys.readouterr().out
 
 
-def test_all_modes_are_played_on_the_same_official_and_fresh_states_by_one_command(flags, tmp_path):
-    out = tmp_path / "r.json"
-    chosen = ["--first-init-state", "49", "--init-states", "both", "--mode", "greedy", "median", "sample"]
-    eval_program.main([*flags, "--task-id", "0", *chosen, "--out", str(out)])
-    played = [(episode["mode"], episode["fresh"], episode["init_state_id"]) for episode in episodes_in(out)]
-    states = [(False, 49), (True, 0)]
-    assert played == [(mode, *state) for mode in ("greedy", "median", "sample") for state in states]
-
-
 def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_episode(flags, tmp_path):
     out = tmp_path / "all.json"
     suites = ["--task-suite", "libero_spatial", "libero_goal", "--task-id", "0"]
