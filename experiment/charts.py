@@ -1,6 +1,5 @@
-"""The charts of the report page: success in the evaluations, and what was recorded for every update."""
+"""The charts of the report page, as SVG: success in the evaluations, and what was recorded for every update."""
 
-import base64
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ STYLE = {
 SHADES = {"warmup": "#f1c232", "transition": "#6aa2e8"}
 
 
-def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) -> str:
+def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) -> bytes:
     """Success of the student against env steps, with 95 % intervals; the teacher's and that in training as lines."""
     training = [
         (row["global_step"], row["rollout/success_rate"]) for row in rows if "rollout/success_rate" in row
@@ -54,10 +53,10 @@ def draw_success(evaluations: Sequence[Evaluation], rows: Sequence[MetricsRow]) 
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter("{x:.0%}")
         axes.set_xlabel("env steps of training")
-    return svg(picture)
+    return picture.getvalue()
 
 
-def draw_metrics(rows: Sequence[MetricsRow], labels: Mapping[str, str]) -> str | None:
+def draw_metrics(rows: Sequence[MetricsRow], labels: Mapping[str, str]) -> bytes | None:
     """Metrics against env steps, each with its label; None if there is no curve: none was recorded more than once."""
     curves = {
         label: [(row["global_step"], row[metric]) for row in rows if metric in row]
@@ -70,7 +69,7 @@ def draw_metrics(rows: Sequence[MetricsRow], labels: Mapping[str, str]) -> str |
         for label, points in curves.items():
             if points:
                 axes.plot(*zip(*points, strict=True), marker=".", label=label)
-    return svg(picture)
+    return picture.getvalue()
 
 
 @contextmanager
@@ -93,8 +92,3 @@ def chart(picture: io.BytesIO, size: tuple[float, float], rows: Sequence[Metrics
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False)
         figure.savefig(picture, format="svg", transparent=True)
-
-
-def svg(picture: io.BytesIO) -> str:
-    """The picture as the value of a `src` attribute."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture.getvalue()).decode()}"

@@ -72,10 +72,9 @@ def _videos(run: StoredRun, evaluations: Sequence[Evaluation]) -> dict[Path, str
     return videos
 
 
-def _data_uri(file: Path) -> str:
-    """The contents of a picture or video as the value of a `src` attribute."""
-    kind = {".png": "image/png", ".mp4": "video/mp4"}[file.suffix]
-    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+def _data_uri(content: bytes, kind: str) -> str:
+    """A picture or video as the value of a `src` attribute."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def update_report(folder: Path) -> None:
