@@ -11,8 +11,6 @@ from experiment.results import read_results
 from experiment.statistics import Paired, Successes, compare
 from experiment.stored_run import StoredRun, evaluation_path
 
-NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
-
 
 @dataclass(frozen=True)
 class Evaluation:
