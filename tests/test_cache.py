@@ -10,20 +10,14 @@ from contracts import BadInput
 from envs.cache import cache_dir
 
 
-@pytest.fixture
-def temporary_folder(monkeypatch, tmp_path):
-    """The system's; the user's home cannot be written: no folder can be made under a file, whoever asks."""
+def test_without_a_home_it_is_a_private_temporary_folder_that_is_not_someone_elses(monkeypatch, tmp_path):
+    """The user's home cannot be written: no folder can be made under a file, whoever asks."""
     (tmp_path / "file").touch()
-    (tmp_path / "tmp").mkdir()
+    temporary_folder = tmp_path / "tmp"
+    temporary_folder.mkdir()
     monkeypatch.setenv("VLA_GRPO_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    return tmp_path / "tmp"
-
-
-def test_without_a_home_it_is_a_private_temporary_folder_that_is_not_someone_elses(
-    monkeypatch, temporary_folder
-):
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary_folder))
     folder = cache_dir()
     assert folder == temporary_folder / f"vla-grpo-{os.getuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -7,11 +7,8 @@ from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
 
-TRANSITION = PhaseState(Phase.TRANSITION, 0.25)
 
-
-@pytest.fixture
-def rollout() -> Rollout:
+def test_rollout_metrics_count_successes_by_task_and_decisions_by_teacher():
     trajectories = [
         trajectory(2, success=True, index=0, task_id=0, group=0),
         trajectory(3, success=False, index=1, task_id=4, group=0),
@@ -20,11 +17,8 @@ def rollout() -> Rollout:
     for decision in trajectories[0].decisions:
         decision.by_teacher = True
     times = {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}
-    return Rollout(trajectories, times, wall_s=7.25, errors=2)
-
-
-def test_rollout_metrics_count_successes_by_task_and_decisions_by_teacher(rollout):
-    metrics = rollout_metrics(rollout, TRANSITION, {4: 0.75})
+    rollout = Rollout(trajectories, times, wall_s=7.25, errors=2)
+    metrics = rollout_metrics(rollout, PhaseState(Phase.TRANSITION, 0.25), {4: 0.75})
     expected = {
         "rollout/success_rate": 2 / 3,
         "rollout/success_rate_task_0": 1.0,

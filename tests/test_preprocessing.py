@@ -13,16 +13,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="module")
-def golden():
-    return dict(np.load(GOLDEN / "preprocess.npz"))
-
-
-@pytest.fixture(scope="module")
 def processor():
     return ImageProcessor.load(GOLDEN / "checkpoint")
 
 
-def test_pixel_values_of_noise_equal_reference(golden, processor):
+def test_pixel_values_of_noise_equal_reference(processor):
+    golden = np.load(GOLDEN / "preprocess.npz")
     stride = golden["stride"]
     images = torch.from_numpy(golden["noise_image"])[None, None]
     pixels = pixel_values(images, *processor.normalisation(images.device)).numpy()

@@ -6,7 +6,6 @@ Runs on a simulator that costs nothing; that an episode of LIBERO depends on its
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -35,22 +34,21 @@ def assert_same_run(run: Path, straight: Path) -> None:
     assert_same_bits(weights_of(run), weights_of(straight))
 
 
-@pytest.fixture
-def everything(smoke) -> list[str]:
-    """Flags of a run with everything on, whose warmup has two rollouts."""
-    return [
-        *smoke, "--warmup-actor", "student", "--warmup-steps", "64", "--total-steps", "128",
-        "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
-        "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
-        "--train-init-states", "0", "5", "--eval-interval", "1000", "--trained-blocks", "2",
-    ]  # fmt: skip
+# Flags of a run with everything on, whose warmup has two rollouts.
+EVERYTHING = [
+    "--warmup-actor", "student", "--warmup-steps", "64", "--total-steps", "128",
+    "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
+    "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
+    "--train-init-states", "0", "5", "--eval-interval", "1000", "--trained-blocks", "2",
+]  # fmt: skip
 
 
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
-    everything, tmp_path, monkeypatch, capfd
+    smoke, tmp_path, monkeypatch, capfd
 ):
     """Also with another end than it was started with."""
     monkeypatch.setattr(pool, "make_env", reach.make_env)
+    everything = [*smoke, *EVERYTHING]
     flags = flags_into(everything, tmp_path / "straight")
     train_grpo.main(flags)
     straight = only_run(flags)
