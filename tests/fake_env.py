@@ -31,10 +31,10 @@ class FakeEnv:
         if self.behaviour == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == HANG:
-            open(
-                self.spec.assets
-            ).close()  # a fifo: the test opens the other end, and knows that the hang begins
-            hang_for_ever()
+            # A fifo: the test opens the other end, and knows that the hang begins.
+            open(self.spec.assets).close()
+            while True:
+                signal.pause()
         if self.behaviour == FAULT:
             return ChunkResult(None, False, 1, self.env_steps + 1, done=True, error="the table fell over")
         if self.behaviour == REFUSE:
@@ -52,11 +52,6 @@ class FakeEnv:
 
     def close(self):
         pass
-
-
-def hang_for_ever():
-    while True:
-        signal.pause()
 
 
 def every_fourth_pixel(images):
