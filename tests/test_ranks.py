@@ -64,11 +64,6 @@ def test_a_gradient_that_one_rank_finds_broken_is_skipped_by_all(both):
         assert all(torch.isfinite(p).all() for p in results_of_rank["poisoned"]["parameters"])
 
 
-def test_the_teachers_distributions_are_computed_in_parts_and_known_to_all(both, alone):
-    assert torch.equal(both[0]["teacher"], both[1]["teacher"])
-    torch.testing.assert_close(both[0]["teacher"], alone["teacher"], rtol=1e-5, atol=1e-6)
-
-
 # rollouts
 
 

@@ -28,7 +28,7 @@ from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
 from rl.rollout import Rollout, play_rollout
 from rl.training_episodes import TrainingEpisodes
-from rl.update import Learner, prepare_batch, update
+from rl.update import Learner, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, contents, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -98,15 +98,6 @@ def evaluation_of(ranks: Ranks) -> dict[str, Any]:
     return {"episodes": [replace(result, seconds=0) for result in played], "played": len(pool.started)}
 
 
-def teachers_logprobs(ranks: Ranks) -> torch.Tensor:
-    """Computed once per update, each rank a part of it."""
-    policy = FakePolicy(adapter_scale=0.2)
-    batch = acted_batch(policy, LENGTHS)
-    learner = Learner(policy, None, adamw(policy), ranks)
-    config = changed(TrainConfig(), warmup=False, kl_coef=0.1, micro_batch_size=1)
-    return prepare_batch(learner, batch, phase_at(0, config.phases), config).teacher_logprobs
-
-
 def results(ranks: Ranks) -> dict[str, Any]:
     return {
         "uneven": update_of(ranks, batch_size=8),
@@ -116,7 +107,6 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "rollout": rollout_of(ranks),
         "dynamic sampling": sampled_dynamically(ranks),
         "evaluation": evaluation_of(ranks),
-        "teacher": teachers_logprobs(ranks),
     }
 
 
