@@ -198,6 +198,13 @@ DATA = "data/chunk-000/file-000.parquet"
 EPISODES = "meta/episodes/chunk-000/file-000.parquet"
 
 
+def change_rows(path: Path, change: Callable[[list[dict]], object]) -> None:
+    """Let `change` change the rows of a Parquet file."""
+    rows = pq.read_table(path).to_pylist()
+    change(rows)
+    write_parquet(path, rows)
+
+
 def more_episodes_than_files(folder: Path) -> None:
     path = folder / "meta" / "info.json"
     write_json(path, read_json(path) | {"total_episodes": 5})
@@ -227,26 +234,10 @@ def test_lerobot_datasets_that_are_damaged_or_unclear_are_refused(damage, messag
 def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, tmp_path):
     """A frame takes 0.1 s. The second episode begins at 1.8 s."""
     folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=True)
-    rows = pq.read_table(folder / EPISODES).to_pylist()
-    rows[1][f"videos/{CAMERA_KEYS[0]}/from_timestamp"] = 1.8 + drift_s
-    write_parquet(folder / EPISODES, rows)
+    drifted = {f"videos/{CAMERA_KEYS[0]}/from_timestamp": 1.8 + drift_s}
+    change_rows(folder / EPISODES, lambda rows: rows[1].update(drifted))
     with pytest.raises(BadInput, match="episode 1"):
         training_data(folder)
-
-
-def test_pictures_that_are_not_embedded_are_read_beside_the_table(ours, tmp_path):
-    folder = write_lerobot(tmp_path / "libero", RECORDINGS)
-
-    def move_pictures(rows: list[dict]) -> None:
-        for index, row in enumerate(rows):
-            for key in CAMERA_KEYS:
-                path = f"images/{key}/{index}.png"
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(row[key]["bytes"])
-                row[key] = {"bytes": None, "path": path}
-
-    change_rows(folder / DATA, move_pictures)
-    np.testing.assert_equal(training_data(folder), ours)
 
 
 def test_a_dataset_is_named_by_its_folder(tmp_path):
