@@ -6,7 +6,8 @@
     python eval.py --checkpoint CHECKPOINT --task-ids 0 --mode greedy sample --init-states both --trials 200
     python eval.py --checkpoint CHECKPOINT --task-suite all --out results.json
 
-`--help` says what the defaults are, docs/RESULTS_JSON.md what the results file holds.
+The defaults are the published protocol: all tasks of a suite, a greedy episode from each of the 50 official initial
+states. A command with --out continues an interrupted evaluation. docs/RESULTS_JSON.md describes the results file.
 """
 
 import logging
@@ -61,13 +62,12 @@ from experiment.simulators import count_simulators, find_renderer_apart
 from experiment.stored_run import METRICS_FILE, read_run
 from experiment.terminal import say
 from preflight import looks_warning
-from probes import attention_probe, image_probe
+from probes import attention_probe, image_probe, made_up_observation
 from vla.adapter_folder import base_and_adapter
 from vla.dataset_statistics import select_key
 from vla.hub import commit_of
 from vla.load_options import Mode
 from vla.policy import Policy
-from vla.preprocessing import synthetic_observations
 
 Plan = Mapping[EpisodeKey, str]  # the episodes that a command plays, each with its instruction
 
@@ -245,9 +245,7 @@ def play_suite(
     say(f"{suite}: {simulators.reason}")
     prepare = policy.model_inputs.prepare_images
     with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
-        instruction = task_info(spec)[0].instruction
-        proprio = policy.statistics.proprio
-        (observation,) = synthetic_observations(policy.num_images, proprio, 1, instruction)
+        observation = made_up_observation(policy, task_info(spec)[0].instruction)
         attention_probe(policy, observation)
         image_probe(policy, observation)
         play_missing(config, policy, pool, missing, file)

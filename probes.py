@@ -16,6 +16,7 @@ from torch import Tensor
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from vla.model import OpenVLAOFT
 from vla.policy import Policy
+from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN, token_logprobs
 
 # Effect of an input on the logits, relative to the largest one; exactly 0 if the input is not read.
@@ -33,6 +34,11 @@ ADAM_EPS = 1e-8  # torch's default
 # less where rounding swallowed what the adapters add.
 GAIN_LIMITS = (0.6, 1.6)
 REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
+
+
+def made_up_observation(policy: Policy, instruction: str = MADE_UP_INSTRUCTION) -> Observation:
+    """An observation that fits the policy; always the same, and not from a simulator."""
+    return synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)[0]
 
 
 @torch.no_grad()

@@ -17,8 +17,9 @@ those of a seed that a file lacks are left out:
 * sampled, greedy: success at the ends, as eval.py played them; if a file has no results of it, in the last evaluations.
 
 "by state": pairs are initial states, with the mean success over the seeds. Each row has the mean difference, its 95 %
-interval and p by the paired t test, which several variants need corrected. Runs are comparable in env steps only with
-equal --num-envs, and in minutes only if the machine is equally busy.
+interval and p by the paired t test. The more variants there are, the more of them differ by chance: p is not corrected
+for that. Runs are comparable in env steps only with equal --num-envs, and in minutes only if the machine is equally
+busy.
 """
 
 import sys

@@ -240,6 +240,21 @@ def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, 
         training_data(folder)
 
 
+def test_pictures_that_are_not_embedded_are_read_beside_the_table(ours, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS)
+
+    def move_pictures(rows: list[dict]) -> None:
+        for index, row in enumerate(rows):
+            for key in CAMERA_KEYS:
+                path = f"images/{key}/{index}.png"
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(row[key]["bytes"])
+                row[key] = {"bytes": None, "path": path}
+
+    change_rows(folder / DATA, move_pictures)
+    np.testing.assert_equal(training_data(folder), ours)
+
+
 def test_a_dataset_is_named_by_its_folder(tmp_path):
     goal_folder = write_rlds(tmp_path / "libero_goal_no_noops", RECORDINGS[:1])
     my_folder = write_rlds(tmp_path / "mine", RECORDINGS[:1])

@@ -7,35 +7,35 @@ import torch
 from torch.nn import functional
 
 from contracts import BadInput, SelfCheckError
-from probes import attention_probe, check_learning, check_logits_path, image_probe
+from probes import attention_probe, check_learning, check_logits_path, image_probe, made_up_observation
 from tests.fakes import FakePolicy, assert_same_bits, observation, parameters_of
 from vla.tokens import token_logprobs
 
 SEEN = observation(0.3, -0.2, 0.9)
 
 
-def test_a_sound_policy_passes(policy, observations):
-    observation = observations[0]
+def test_a_sound_policy_passes(policy):
+    observation = made_up_observation(policy)
     attention_probe(policy, observation)
     image_probe(policy, observation)
     assert "0.0e+00" in check_logits_path(policy, observation, 1.6)
     check_learning(policy, observation, 2)
 
 
-def test_causal_attention_is_found(policy, observations, monkeypatch):
+def test_causal_attention_is_found(policy, monkeypatch):
     full = functional.scaled_dot_product_attention
     monkeypatch.setattr(
         functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True)
     )
     with pytest.raises(BadInput, match="attention is causal"):
-        attention_probe(policy, observations[0])
+        attention_probe(policy, made_up_observation(policy))
 
 
-def test_ignored_images_are_found(policy, observations):
+def test_ignored_images_are_found(policy):
     with torch.no_grad():
         policy.network.projector.fc3.weight.zero_()
     with pytest.raises(BadInput, match="ignores its images"):
-        image_probe(policy, observations[0])
+        image_probe(policy, made_up_observation(policy))
 
 
 class ForgetsTheTemperature(FakePolicy):

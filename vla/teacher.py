@@ -1,8 +1,12 @@
 """The two kinds of teacher that a policy, the student, can have.
 
-The student imitates its teacher in the warmup. A teacher is frozen. It has two methods: `acting` is a block in which
-the student's network computes what the teacher does; blocks may be nested. `equals_student` says whether the student's
-weights still equal the teacher's.
+The student imitates its teacher in the warmup. A teacher is frozen, and is one of
+  * `WithoutAdapters`: the student's network as it was pretrained; the default, which costs no memory;
+  * `Snapshot`: the student's network with the values that its trainable parameters had when training began, for a
+    student that starts from a trained adapter.
+
+Each has two methods. `acting` is a block in which the student's network computes what the teacher does; blocks may be
+nested. `equals_student` says whether the student's weights still equal the teacher's.
 
 No teacher keeps a reference to the student: in a reference cycle, a deleted policy's GPU memory would not be freed at
 once.
@@ -21,7 +25,7 @@ from vla.model import OpenVLAOFT
 
 
 class WithoutAdapters:
-    """The student's network without adapters, and with the pretrained proprio projector. It costs no memory."""
+    """The student's network without adapters, and with the pretrained proprio projector."""
 
     def __init__(self, network: OpenVLAOFT):
         """network: the student's, not trained yet."""
@@ -49,7 +53,7 @@ class WithoutAdapters:
 
 
 class Snapshot:
-    """The student's network with the present values of its trainable parameters, which may be a trained adapter's."""
+    """The student's network, with the present values of its trainable parameters while the teacher acts."""
 
     def __init__(self, parameters: Sequence[Tensor]):
         """parameters: all that the student trains."""
