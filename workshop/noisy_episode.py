@@ -20,7 +20,9 @@ from workshop.moved_objects import reset_with_moved_objects
 
 # The noise on the motions, of `tremor` and of `noise_bursts`: Ornstein-Uhlenbeck processes.
 NOISE_RHO = 0.8  # share of the noise of one env step that remains in the next
-TREMOR = 0.05  # standard deviation of the tremor, as a share of full action
+# Standard deviation of the tremor, as a share of full action. A policy that learned from demonstrations with 0.1
+# succeeded 12 points more often by medians than greedily, and 0.03 was no better than 0.05.
+TREMOR = 0.05
 # Turns get less noise than moves, because the expert's turns are smaller than its moves in about the same proportion.
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])
 NUM_MOTIONS = len(NOISE_WEIGHTS)  # x, y, z and three turns; the gripper has no noise
