@@ -1,16 +1,15 @@
 """Draw success against env steps of one experiment: greedy and sampled, every seed a thin line, the teacher dashed.
 
-    python -m benchmarks.plot docs/results/NAME.json docs/images/NAME.svg [--title TEXT] [--states]
+    python -m benchmarks.plot docs/results/NAME.json docs/images/NAME.svg [--title TEXT]
 
 The file is one of benchmarks.collect. Circles: evaluations on held-out states. If the file has results of a run's start
 and of its end, which are of more states, only these are drawn. The blue line: training episodes in which the student
-acts alone, the mean of the last 100 or so. With --states a square for each official state, filled if the policy
-succeeded; a row for the start and one for each seed's end. The picture has a background of its own, so it can be read
-on dark pages, and letters large enough for a width of 400 pixels. Prints its size.
+acts alone, the mean of the last 100 or so. The picture has a background of its own, so it can be read on dark pages,
+and letters large enough for a width of 400 pixels. Prints its size.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import matplotlib
 import numpy as np
 import tyro
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from benchmarks.collect import (
@@ -46,8 +44,6 @@ class Args:
     out: tyro.conf.Positional[Path]
     # Line above the legend.
     title: str = ""
-    # Draw success state by state, before and after, in place of the curves.
-    states: bool = False
 
 
 def main(argv: Sequence[str]) -> None:
@@ -55,10 +51,7 @@ def main(argv: Sequence[str]) -> None:
     experiment = read_experiment(args.experiment)
     matplotlib.rcParams.update({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "vla-grpo"})
     figure = Figure(figsize=(5, 3.2), layout="constrained", facecolor="white")
-    if args.states:
-        draw_states(figure, experiment, args.title)
-    else:
-        draw(figure.add_subplot(), experiment, args.title)
+    draw(figure.add_subplot(), experiment, args.title)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=160, metadata={"Date": None} if args.out.suffix == ".svg" else None)
     print(f"wrote {args.out}, {args.out.stat().st_size / 1e3:.1f} kB")
@@ -109,29 +102,6 @@ def draw_run(axes: Axes, run: CollectedRun, evaluations: Sequence[tuple[int, Suc
             linewidth=0.8,
             markersize=3.5,
         )
-
-
-def draw_states(figure: Figure, experiment: Experiment, title: str) -> None:
-    """Two grids, sampled and greedy: rows are the start and the seeds' ends, columns the official initial states."""
-    start_first = sorted(experiment["results"], key=lambda each: -1 if each["seed"] is None else each["seed"])
-    labels = ["start" if each["seed"] is None else f"seed {each['seed']}" for each in start_first]
-    panels = (("sample", "sampled", SAMPLED_COLOUR), ("greedy", "greedy", GREEDY_COLOUR))
-    for axes, (mode, name, colour) in zip(figure.subplots(2), panels, strict=True):
-        rows = [official_outcomes(each["successes"][mode]) for each in start_first]
-        axes.pcolormesh(rows, cmap=ListedColormap(["#eeeeee", colour]), vmin=0, vmax=1, edgecolors="white")
-        axes.set_yticks(
-            np.arange(len(rows)) + 0.5,
-            [f"{label}: {sum(row)}" for label, row in zip(labels, rows, strict=True)],
-        )
-        axes.invert_yaxis()
-        axes.set_xticks([])
-        axes.tick_params(length=0)
-        axes.set_title(f"{title} {name}".strip(), fontsize=11)
-        axes.spines[:].set_visible(False)
-
-
-def official_outcomes(tasks: Mapping[str, str]) -> list[int]:
-    return [int(outcome) for task, string in tasks.items() if " official " in task for outcome in string]
 
 
 def training_curve(updates: Updates) -> tuple[np.ndarray, np.ndarray]:
