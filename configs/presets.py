@@ -24,7 +24,7 @@ TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # One rollout of the greedy teacher, one of the transition, then PPO. The student is not judged after the warmup: that
 # takes minutes on a CPU. `lr` is only the first learning rate: after each update it follows the default
-# --desired-kl. One pass over a rollout, and fast physics, save a CPU's time. docs/LOG.md compares recipes.
+# --desired-kl. Physics stay fast, to save a CPU's time. docs/LOG.md compares recipes.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
@@ -35,7 +35,7 @@ _TINY = changed(
     total_steps=40_000,
     n_steps=3_000,
     advantage="auto",
-    n_epochs=1,
+    n_epochs=3,
     batch_size=128,
     warmup_epochs=4,
     lr=3e-4,
