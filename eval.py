@@ -63,6 +63,7 @@ from experiment.stored_run import METRICS_FILE, read_run
 from experiment.terminal import say
 from preflight import looks_warning
 from probes import attention_probe, image_probe, made_up_observation
+from vla.adapter_folder import CONFIG_FILE as ADAPTER_FILE
 from vla.adapter_folder import base_and_adapter
 from vla.dataset_statistics import select_key
 from vla.hub import commit_of
@@ -277,8 +278,12 @@ def play_missing(
 def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     """Say so if the checkpoint's run, or one before it, has trained on states of the plan: these are not held out."""
     checkpoint = str(config.model.checkpoint)
-    while (run_of(checkpoint) / METRICS_FILE).is_file():
-        settings = read_run(run_of(checkpoint)).config
+    while (run := run_of(checkpoint)) is not None:
+        try:
+            settings = read_run(run).config
+        except BadInput as problem:  # of another version
+            say(f"nothing tells whether {checkpoint} was trained on these states: {problem}")
+            return
         states = settings.task.train_init_states
         if states != "fresh" and any(not key.fresh and key.init_state_id in range(*states) for key in plan):
             say(
@@ -288,9 +293,11 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
         checkpoint = str(settings.model.checkpoint)
 
 
-def run_of(checkpoint: str) -> Path:
-    """The folder of the run that wrote a checkpoint, if a run did."""
-    return Path(checkpoint).resolve().parent.parent
+def run_of(checkpoint: str) -> Path | None:
+    """The folder of the run that wrote a checkpoint, if a run did. Such a checkpoint is an adapter."""
+    folder = resolve_pointer(Path(checkpoint)).resolve()
+    run = folder.parent.parent
+    return run if (folder / ADAPTER_FILE).is_file() and (run / METRICS_FILE).is_file() else None
 
 
 if __name__ == "__main__":

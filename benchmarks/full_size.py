@@ -25,7 +25,7 @@ import tyro
 
 from benchmarks.growing import add_noise, grow, sizes_fit
 from command_line import main_guard, parse_flags
-from contracts import BadInput, read_json, write_json
+from contracts import BadInput, read_json, unfinished_folder, write_json
 from vla.checkpoint import inspect_checkpoint
 from vla.heads import ProprioProjector
 from vla.model import OpenVLAOFT
@@ -79,17 +79,16 @@ def full_size_config() -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.full_size", description=__doc__)
-    if (args.out / "config.json").exists():
-        raise BadInput(f"{args.out} holds a checkpoint already: name a new folder")
+    if args.out.exists():
+        raise BadInput(f"{args.out} exists already: name a new folder")
     if not torch.cuda.is_available():
         raise BadInput("weights of full size are made on a GPU with 20 GB free, but torch sees none")
     device = torch.device("cuda")
-    if args.grow is not None:
-        write_large(args.grow, args.out, full_size_config(), args.noise, args.seed, device)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            small = make_tiny_checkpoint(Path(folder), size=SMALL_SIZE)
-            write_large(small, args.out, full_size_config(), None, args.seed, device)
+    with unfinished_folder(args.out) as folder, tempfile.TemporaryDirectory() as scratch:
+        small = args.grow or make_tiny_checkpoint(Path(scratch), size=SMALL_SIZE)
+        noise = None if args.grow is None else args.noise
+        write_large(small, folder, full_size_config(), noise, args.seed, device)
+        folder.rename(args.out)
     print(f"wrote {args.out}")
 
 

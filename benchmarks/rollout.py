@@ -102,7 +102,7 @@ def play(pool: Pool, num_episodes: int, latency_ms: float) -> int:
     generator = np.random.default_rng(0)
     init_states = iter(range(num_episodes))
     for slot in range(pool.num_slots):
-        pool.reset(slot, TASK_ID, Start(next(init_states)))
+        pool.reset(slot, TASK_ID, Start(next(init_states) % NUM_INIT_STATES))
     env_steps = 0
     while results := pool.ready():
         time.sleep(latency_ms / 1000)

@@ -21,7 +21,7 @@ class Command:
 
     Most used:
     --check-only: check machine, simulator and checkpoint, and stop
-    --preset tiny: the bundled small policy, on a CPU
+    --preset tiny: the bundled small policy, which needs no GPU
     --task-suite SUITE --task-ids ID ...: what to learn
     --checkpoint PATH_OR_HUB_ID: where to start
     --total-steps N, --max-hours H: when to end
@@ -30,9 +30,9 @@ class Command:
     """
 
     config: TrainConfig = field(default_factory=TrainConfig)
-    # Settings to start from, which the other flags change. rl: PPO alone with large rollouts; guide: the numbers of the
-    # design guide that this project began with; tiny: a small policy, for a CPU; smoke: a test of seconds. None: the
-    # defaults, which, like rl and guide, are for a 7B.
+    # Settings to start from, which the other flags change. rl: GRPO alone with large rollouts; guide: the numbers of
+    # the design guide that this project began with; tiny: a small policy, for a CPU; smoke: a test of seconds. None:
+    # the defaults, which, like rl and guide, are for a 7B.
     preset: Preset | None = None
     # Run folder to continue (None: a new run).
     resume: str | None = None

@@ -72,8 +72,8 @@ def check_init_states(task: TaskConfig) -> None:
     if first < end_held_out and first_held_out < end:
         raise BadInput(
             f"--train-init-states {first} {end} and --eval-init-states {first_held_out} {end_held_out} overlap, so "
-            f"success would be measured on states that were trained on: use --train-init-states fresh, or the "
-            "states 0 40 and 40 50"
+            "success would be measured on states that were trained on: name others, such as 0 40 and 40 50, or (not in "
+            "LIBERO-Plus) use --train-init-states fresh"
         )
 
 

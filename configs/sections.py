@@ -236,8 +236,9 @@ class RunConfig:
     # Number of the newest checkpoints that are kept, in addition to `best`.
     keep_checkpoints: Annotated[PositiveInt, CHANGEABLE] = 2
     # Save and stop after the first update that ends this many hours or more after the start of the program (None: no
-    # limit). --resume counts anew.
+    # limit; an evaluation counts, too). --resume counts anew.
     max_hours: Annotated[PositiveFloat | None, CHANGEABLE] = None
-    # Where wandb keeps the metrics (auto: online with a wandb login, else offline); metrics.jsonl always has them. The
-    # environment variables WANDB_PROJECT (vla-grpo without it), WANDB_ENTITY, WANDB_RUN_GROUP and WANDB_TAGS are used.
+    # Where wandb keeps the metrics (auto: $WANDB_MODE, else online with a login, else offline); metrics.jsonl always
+    # has them. The environment variables WANDB_PROJECT (vla-grpo without it), WANDB_ENTITY, WANDB_RUN_GROUP and
+    # WANDB_TAGS are used.
     wandb_mode: Annotated[Literal["auto", "online", "offline", "disabled"], CHANGEABLE] = "auto"

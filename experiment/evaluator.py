@@ -115,7 +115,7 @@ def _save_video(name: str, trajectory: Trajectory, conditions: Conditions) -> st
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write frames (H, W, 3) uint8, one per env step, as H.264."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # not its parents: a run folder that was moved away must not come back
     # Without a named format imageio may choose another writer, which does not know these options.
     options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 16, "ffmpeg_log_level": "error"}
     imageio.mimwrite(path, frames, format="FFMPEG", **options)  # type: ignore[call-overload]  # it takes any sequence

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from configs.sections import ModelConfig, SimulatorConfig
+from envs.tasks import PLUS_CHANGES, split_suite
 from experiment.episodes import EpisodeKey, EpisodeResult, rates_by_rule
 from experiment.results import read_results
 from experiment.statistics import Paired, Successes, compare
@@ -94,7 +95,10 @@ def judge(run: StoredRun, evaluations: Sequence[Evaluation]) -> Verdict:
     if "better" in kinds:
         return Verdict("better", lines)
     if run.is_finished:
-        lines.append(f"train longer, or evaluate more states: {command_for_more_states(run)}")
+        _, change = split_suite(run.config.task.task_suite)
+        has_more_states = change not in PLUS_CHANGES
+        more = f", or evaluate more states: {command_for_more_states(run)}" if has_more_states else ""
+        lines.append(f"train longer{more}")
     return Verdict("within chance", lines)
 
 

@@ -1,11 +1,13 @@
 """Files that were cut, or have another field than they should: one line that names the file."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from configs.cli import parse_train
 from contracts import BadInput
@@ -14,6 +16,8 @@ from experiment.stored_run import CONFIG_FILE, METRICS_FILE, read_run
 from tests.small_checkpoint import load_policy
 from tests.stored_runs import ROWS, store
 from tests.test_results import results_with
+from vla.network_io import PROPRIO_FILE
+from vla.weights import write_pt
 
 
 def check(path: Path, read: Callable[[], object], damages: list[bytes]) -> None:
@@ -40,6 +44,32 @@ def check(path: Path, read: Callable[[], object], damages: list[bytes]) -> None:
 def test_files_of_a_checkpoint(name, small, tmp_path):
     folder = shutil.copytree(small, tmp_path / "checkpoint")
     check(folder / name, lambda: load_policy(folder), [b"{}", b"null", b"\xff"])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("dataset_statistics.json", {"action": {"q99": [float("nan")] + [1.0] * 6}}, "not a finite number"),
+        ("dataset_statistics.json", {"proprio": None}, "robot states of 8 numbers, its statistics"),
+        ("preprocessor_config.json", {"input_sizes": [[3, 224, 224]] * 2}, "pictures of {224} pixels"),
+    ],
+)
+def test_files_of_different_checkpoints(name, change, said, small, tmp_path):
+    folder = shutil.copytree(small, tmp_path / "checkpoint")
+    contents = json.loads((folder / name).read_text())
+    for part in contents.values() if name == "dataset_statistics.json" else [contents]:
+        for key, value in change.items():
+            part[key] = part[key] | value if isinstance(value, dict) else value
+    (folder / name).write_text(json.dumps(contents))
+    with pytest.raises(BadInput, match=re.escape(said)):
+        load_policy(folder)
+
+
+def test_a_projector_of_another_kind(small, tmp_path):
+    folder = shutil.copytree(small, tmp_path / "checkpoint")
+    write_pt(folder / PROPRIO_FILE, {"model.fc1.weight": torch.ones(2, 2)})
+    with pytest.raises(BadInput, match=PROPRIO_FILE):
+        load_policy(folder)
 
 
 def test_index_of_a_checkpoint(small, tmp_path):

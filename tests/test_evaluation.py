@@ -10,7 +10,10 @@ import torch
 
 import experiment.evaluation
 from configs.config import TrainConfig, changed
+from configs.eval_config import EvalConfig
+from configs.sections import ModelConfig
 from contracts import BadInput, resolve_pointer
+from eval import print_trained_states
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluation import (
@@ -26,10 +29,11 @@ from experiment.hopeless_runs import check_baseline, check_imitation
 from experiment.results import read_results
 from experiment.run_folder import Run
 from experiment.statistics import Successes
-from experiment.stored_run import METRICS_FILE, read_metrics
+from experiment.stored_run import CONFIG_FILE, METRICS_FILE, read_metrics
 from rl.rollout import Rollout
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw, trajectory
+from tests.stored_runs import evaluation, store
 
 KEYS = [EpisodeKey("libero_spatial", 0, False, 40 + i) for i in range(4)]
 
@@ -68,6 +72,11 @@ def test_videos_are_kept_of_the_chosen_episodes(tmp_path, filmed, names):
     results = evaluate(FakePolicy(), pool, KEYS, Rule("greedy"), conditions)
     assert {result.init_state_id for result in results if result.video} == names
     assert all((tmp_path / "v" / result.video).is_file() for result in results if result.video)
+
+
+def test_a_video_does_not_bring_back_a_run_folder_that_was_moved(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_video(tmp_path / "run" / "videos" / "video.mp4", [np.zeros((16, 16, 3), np.uint8)])
 
 
 def test_a_video_has_every_frame_at_20_per_second(tmp_path):
@@ -143,7 +152,7 @@ def learner() -> Learner:
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Iterator[Run]:
     monkeypatch.setattr(experiment.evaluation, "update_report", lambda folder: None)
-    for name in ("checkpoints", "evaluations"):
+    for name in ("checkpoints", "evaluations", "videos"):
         (tmp_path / name).mkdir()
     run = Run(tmp_path, CONFIG)
     yield run
@@ -253,3 +262,23 @@ def test_the_student_is_compared_with_its_teacher_after_the_warmup_alone(run, le
     assert state.evaluated_at == 0  # a resumed run compares them again
     state.evaluated_at = 35
     evaluate_at(101, run, learner, state, successes=0)
+
+
+# eval.py
+
+
+def test_states_that_a_run_has_trained_on_are_named_once(tmp_path, monkeypatch, capsys):
+    states = {"task__train_init_states": (0, 40), "task__eval_init_states": (40, 50)}
+    run = store(tmp_path / "run", [evaluation(0)], model__checkpoint="checkpoints/tiny", **states)
+    checkpoint = run / "checkpoints" / "step_0"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "adapter_config.json").touch()
+    monkeypatch.chdir(run)  # where the name of the start looks as if the run had written it
+    config = EvalConfig(model=ModelConfig(checkpoint="checkpoints/step_0"))
+    print_trained_states(config, dict.fromkeys([KEYS[0]], "an instruction"))
+    assert capsys.readouterr().out == ""
+    print_trained_states(config, {KEYS[0]._replace(init_state_id=39): "an instruction"})
+    assert capsys.readouterr().out.count("was trained on the official initial states (0, 40)") == 1
+    (run / CONFIG_FILE).write_text("{}")  # as of another version
+    print_trained_states(config, {})
+    assert "nothing tells whether" in capsys.readouterr().out

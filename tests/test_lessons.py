@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from configs.config import TrainConfig, changed
+from contracts import BadInput
 from experiment.checkpoints import TrainerState, load_checkpoint, save_checkpoint
 from rl.phases import phase_at
 from rl.update import Learner, update
@@ -89,3 +91,5 @@ def test_lessons_keep_labels_and_no_hidden_states_and_are_forgotten_after_the_wa
     save_checkpoint(tmp_path / "run", learner, TrainerState(global_step=2), keep=2)
     assert not learner.lessons
     assert not (tmp_path / "run" / "lessons").exists()
+    with pytest.raises(BadInput, match="its rollouts are deleted"):
+        load_checkpoint(tmp_path / "run" / "step_1", untrained())

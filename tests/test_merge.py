@@ -80,14 +80,19 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert names == copied | {"README.md"}
 
 
-def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(adapter, tmp_path):
-    changed = shutil.copytree(adapter, tmp_path / "adapter")
-    statistics = read_json(changed / STATISTICS_FILE)
+def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(base, tmp_path):
+    statistics = read_json(base / STATISTICS_FILE)
     statistics["libero_spatial_no_noops"]["action"]["q99"][0] *= 2
-    write_json(changed / STATISTICS_FILE, statistics)
-    merge(changed, tmp_path / "out")
-    assert read_json(tmp_path / "out" / STATISTICS_FILE) == statistics
-    assert read_json(tmp_path / "out" / "config.json")["norm_stats"] == statistics
+    write_json(tmp_path / STATISTICS_FILE, statistics)
+    trained_policy(base, statistics=str(tmp_path)).save_adapter(tmp_path / "adapter")
+    merge(tmp_path / "adapter", tmp_path / "out")
+    stored = read_json(tmp_path / "out" / STATISTICS_FILE)["libero_spatial_no_noops"]
+    assert stored == statistics["libero_spatial_no_noops"]
+    assert read_json(tmp_path / "out" / "config.json")["norm_stats"]["libero_spatial_no_noops"] == stored
+
+    (tmp_path / "adapter" / STATISTICS_FILE).unlink()  # the base's would scale every action wrongly
+    with pytest.raises(BadInput, match="no statistics that scale as in the training"):
+        merge(tmp_path / "adapter", tmp_path / "other")
 
 
 def test_the_card_repeats_the_licence_of_the_base(tmp_path):

@@ -45,6 +45,21 @@ def test_a_difference_within_chance_comes_with_a_command_that_eval_py_accepts(tm
     assert config.model.checkpoint == f"{tmp_path}/checkpoints/latest"
 
 
+def test_a_run_on_liberos_variants_is_told_no_such_command(tmp_path):
+    states = {"task__train_init_states": (0, 80), "task__eval_init_states": (80, 116)}
+    store(
+        tmp_path,
+        [evaluation(0), evaluation(300)],
+        phases__total_steps=300,
+        task__task_suite="libero_spatial_plus",
+        **states,
+    )
+    for env_steps in (0, 300):
+        store_episodes(tmp_path, env_steps, teacher="01", greedy="01", sampled="01")
+    run = read_run(tmp_path)
+    assert judge(run, read_evaluations(run)).lines[-1] == "train longer"
+
+
 def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
     settings = {
         "simulator__max_env_steps": 16,

@@ -52,6 +52,8 @@ class VectorStatistics:
             raise ValueError("minimum, maximum, quantiles and mask have several lengths")
         if np.any(self.min > self.max) or np.any(self.q01 > self.q99):
             raise ValueError("a lower bound is above its upper one")
+        if not np.isfinite([self.min, self.max, self.q01, self.q99]).all():
+            raise ValueError("a minimum, maximum or quantile is not a finite number")
 
     @property
     def dim(self) -> int:

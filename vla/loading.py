@@ -52,6 +52,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
+    check_image_sizes(folder, processor, info)
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     if adapter is not None and options.statistics is None:
         check_scale(adapter, info)
@@ -74,6 +75,35 @@ def check_scale(adapter: StoredAdapter, info: CheckpointInfo) -> None:
             f"{info.statistics_folder} has no statistics that scale as in the training of {adapter.folder}: "
             f"copy its own {STATISTICS_FILE} there again"
         )
+
+
+def check_image_sizes(folder: Path, processor: ImageProcessor, info: CheckpointInfo) -> None:
+    """Raise BadInput if the image processor's pictures are not of the size that the network reads."""
+    made = {side for _, *sides in processor.input_sizes for side in sides}
+    read = set(info.config.image_sizes)
+    if len(made | read) > 1:
+        raise BadInput(
+            f"{folder}: the image processor makes pictures of {made} pixels a side, but the network of config.json "
+            f"reads {read}: get both files from one checkpoint"
+        )
+
+
+def check_heads(
+    info: CheckpointInfo, unnorm_key: str, network: OpenVLAOFT, head: L1RegressionHead | None
+) -> None:
+    """Raise BadInput if projector or L1 head have other sizes than robot state and actions have in the statistics."""
+    statistics = info.statistics[unnorm_key]
+    projector = network.proprio_projector
+    proprio_dim = 0 if statistics.proprio is None else statistics.proprio.dim
+    sizes = {"robot states": (proprio_dim if projector is None else projector.proprio_dim, proprio_dim)}
+    if head is not None:
+        sizes["actions"] = (head.action_dim, statistics.action.dim)
+    for what, (in_network, in_statistics) in sizes.items():
+        if in_network != in_statistics:
+            raise BadInput(
+                f"{info.statistics_folder}: the network has {what} of {in_network} numbers, its statistics "
+                f"({unnorm_key}) of {in_statistics}: copy the training run's {STATISTICS_FILE} here"
+            )
 
 
 def settle_options(
@@ -120,5 +150,6 @@ def _load_networks(
     alpha = rank if options.lora_alpha is None else options.lora_alpha
     network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed, network.frozen_parts())
     head = load_l1_head(info, device, dtype)
+    check_heads(info, unnorm_key, network, head)
     network.l1_head = head if options.l1_student == "laplace" else None
     return network, head

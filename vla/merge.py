@@ -28,6 +28,7 @@ from vla.dataset_statistics import STATISTICS_FILE
 from vla.device import choose_device
 from vla.hub import resolve_checkpoint
 from vla.load_options import LoadOptions
+from vla.loading import check_scale
 from vla.model_card import write_card
 from vla.network_io import PROPRIO_FILE, read_proprio_state
 from vla.policy import Policy
@@ -66,6 +67,7 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
     stored = read_adapter(Path(adapter_folder))
     info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter_folder)
+    check_scale(stored, info)
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)

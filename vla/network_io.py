@@ -51,7 +51,8 @@ def load_network(
         network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
     proprio_state = read_proprio_state(info)
     if proprio_state is not None:
-        projector = _load_head(ProprioProjector, proprio_state)
+        with undamaged(info.proprio_file or info.weights_folder):
+            projector = _load_head(ProprioProjector, proprio_state)
         network.proprio_projector = projector.to(device, torch.float32)
     return network.requires_grad_(False).eval()
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from configs.bounds import NOT_NEGATIVE, POSITIVE, SHARE, check_fields
+from pydantic import Field
+
+from configs.bounds import NOT_NEGATIVE, POSITIVE, SHARE, PositiveInt, check_fields
 from contracts import BadInput
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
@@ -19,23 +21,39 @@ class TinySize:
     """Sizes of the network. With the default a decision on two images takes about 30 ms on one core."""
 
     # Side of the model's images in pixels.
-    image_size: int = 120
+    image_size: PositiveInt = 120
     # Side of a patch in pixels: (image_size / patch_size)^2 tokens per image.
-    patch_size: int = 20
+    patch_size: PositiveInt = 20
     # Width of both vision transformers in numbers per token; a multiple of vision_heads.
-    vision_dim: int = 96
+    vision_dim: PositiveInt = 96
     # Blocks of both vision transformers; the last one is never computed, as in the 7B model.
-    vision_depth: int = 4
+    vision_depth: Annotated[int, Field(gt=1)] = 4
     # Attention heads of both vision transformers.
-    vision_heads: int = 4
+    vision_heads: PositiveInt = 4
     # Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width.
-    llm_dim: int = 128
+    llm_dim: PositiveInt = 128
     # Blocks of the language model; with one, action positions could not be told apart.
-    llm_depth: int = 4
+    llm_depth: Annotated[int, Field(gt=1)] = 4
     # Attention heads of the language model.
-    llm_heads: int = 4
+    llm_heads: PositiveInt = 4
     # Width of the language model's MLPs in numbers per token.
-    llm_mlp_dim: int = 344
+    llm_mlp_dim: PositiveInt = 344
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        divisions = (
+            ("--image-size", self.image_size, "--patch-size", self.patch_size),
+            ("--vision-dim", self.vision_dim, "--vision-heads", self.vision_heads),
+            (
+                "--llm-dim",
+                self.llm_dim,
+                "twice --llm-heads",
+                2 * self.llm_heads,
+            ),  # rotary embeddings turn pairs
+        )
+        for flag, size, parts, number in divisions:
+            if size % number != 0:
+                raise BadInput(f"{flag} {size} must be a multiple of {parts}, which is {number}")
 
 
 @dataclass(frozen=True)

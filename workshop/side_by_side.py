@@ -5,7 +5,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -16,23 +17,39 @@ from contracts import BadInput
 def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
     """Log file -> programs to run one after the other; at most `at_once` of these at the same time.
 
-    The GPUs take turns. Raises BadInput if a program fails.
+    The visible GPUs take turns. If a program fails, the others are run all the same; then BadInput is raised.
     """
-    num_gpus = max(1, torch.cuda.device_count())
-    gpus = [index % num_gpus for index in range(len(programs))]
     with ThreadPoolExecutor(at_once) as threads:
-        list(threads.map(run, programs.keys(), programs.values(), gpus))
+        runs = [
+            threads.submit(run, log, chain, gpu)
+            for (log, chain), gpu in zip(programs.items(), cycle(visible_gpus()))
+        ]
+        try:
+            wait(runs)
+        except BaseException:  # an interrupt: what has not begun shall not begin
+            threads.shutdown(cancel_futures=True)
+            raise
+    for ended in runs:
+        ended.result()
 
 
-def run(log: Path, programs: Sequence[str], gpu: int | None = None) -> None:
-    """Run programs one after the other, on one GPU or on all. Raises BadInput with the end of its output if one fails.
+def visible_gpus() -> list[str | None]:
+    """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them. [None] if there are none: it stays as it is."""
+    num_gpus = torch.cuda.device_count()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = chosen.split(",") if chosen else [str(index) for index in range(num_gpus)]
+    return [*names[:num_gpus]] or [None]
 
-    A program is what follows `python`.
+
+def run(log: Path, programs: Sequence[str], gpu: str | None = None) -> None:
+    """Run programs one after the other, on one GPU or (None) on all. A program is what follows `python`.
+
+    Raises BadInput with the end of its output if one fails.
     """
     # Programs that each take all cores for their tensors wait for one another: a third of the env steps/s was left.
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     log.parent.mkdir(parents=True, exist_ok=True)
     for program in programs:
         print(f"python {program}", flush=True)

@@ -18,7 +18,7 @@ measured on fresh initial states, which no demonstration began from.
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
@@ -46,9 +46,11 @@ DEMONSTRATIONS = {
 BOTH_LOOKS = ("spatial-lowpoly", "spatial-official")
 
 
-def supervised(flags: str) -> str:
+def supervised(flags: str) -> dict[str, str]:
     """The program that trains a small policy. OUT is the folder of all, NAME the policy's, DEMOS its demonstrations."""
-    return f"-m workshop.sft --demos DEMOS --out OUT/NAME --batch-size 128 --warmup-steps 100 {flags}"
+    return {
+        "NAME": f"-m workshop.sft --demos DEMOS --out OUT/NAME --batch-size 128 --warmup-steps 100 {flags}"
+    }
 
 
 SMALL = "--num-images 1 --no-proprio --llm-dim 96 --patch-size 20"
@@ -60,7 +62,7 @@ class StandIn:
     """A policy, from what it learns, how it is made, and where it is measured."""
 
     demonstrations: tuple[str, ...]
-    programs: tuple[str, ...]  # that make it, one after the other
+    programs: Mapping[str, str]  # folder in OUT -> the program that writes it, one after the other
     # Percent of greedy successes that it is meant to have; if it has an L1 head, of that one.
     greedy: tuple[int, int]
     tasks: str = "--task-suite libero_spatial --task-ids 0"
@@ -71,32 +73,35 @@ class StandIn:
 
 Name = Literal["bundled", "strong", "goal", "l1", "grown", "full", "random"]
 STAND_INS: dict[Name, StandIn] = {
-    "bundled": StandIn(BOTH_LOOKS, (supervised(f"{SMALL} --steps 1300"),), (25, 60)),
-    "strong": StandIn(("spatial-lowpoly",), (supervised(f"{SMALL} --steps 1900"),), (80, 90)),
+    "bundled": StandIn(BOTH_LOOKS, supervised(f"{SMALL} --steps 1300"), (25, 60)),
+    "strong": StandIn(("spatial-lowpoly",), supervised(f"{SMALL} --steps 1900"), (80, 90)),
     "goal": StandIn(
         ("goal",),
-        (supervised(f"{SMALL} --steps 950"),),
+        supervised(f"{SMALL} --steps 950"),
         (30, 50),
         "--task-suite libero_goal --task-ids 1 4 8",
         num_tasks=3,
     ),
-    "l1": StandIn(("spatial-lowpoly",), (supervised("--l1 --steps 300"),), (60, 80), has_l1_head=True),
+    "l1": StandIn(("spatial-lowpoly",), supervised("--l1 --steps 300"), (60, 80), has_l1_head=True),
     "grown": StandIn(
         ("spatial-lowpoly",),
-        (supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 850"),),
+        supervised(f"--num-images 1 --no-proprio {TRUE_GEOMETRY} --steps 850"),
         (30, 50),
     ),
     "full": StandIn(
-        (), ("-m benchmarks.full_size OUT/NAME --grow OUT/grown --noise 0.05",), (30, 50), needs="grown"
+        (),
+        {"NAME": "-m benchmarks.full_size OUT/NAME --grow OUT/grown --noise 0.05"},
+        (30, 50),
+        needs="grown",
     ),
     "random": StandIn(
         ("few",),
-        (
-            "-m benchmarks.full_size OUT/random-base",
-            "-m workshop.sft --init OUT/random-base --demos DEMOS --out OUT/random-adapters --lora-rank 32 "
-            "--batch-size 28 --steps 200 --warmup-steps 15 --lr 1e-3 --memory-budget 40",
-            "-m vla.merge --adapter OUT/random-adapters --out OUT/NAME",
-        ),
+        {
+            "random-base": "-m benchmarks.full_size OUT/random-base",
+            "random-adapters": "-m workshop.sft --init OUT/random-base --demos DEMOS --out OUT/random-adapters "
+            "--lora-rank 32 --batch-size 28 --steps 200 --warmup-steps 15 --lr 1e-3 --memory-budget 40",
+            "NAME": "-m vla.merge --adapter OUT/random-adapters --out OUT/NAME",
+        },
         (30, 50),
     ),
 }
@@ -158,11 +163,15 @@ def make(args: Args) -> None:
 
 
 def programs_of(args: Args, name: Name) -> list[str]:
-    """The programs that make a policy."""
+    """The programs that make a policy; not those whose folder exists."""
     stand_in = STAND_INS[name]
     folders = " ".join(f"{args.out}/demonstrations/{folder}" for folder in stand_in.demonstrations)
     values = {"DEMOS": folders, "OUT": str(args.out), "NAME": name}
-    return [re.sub("DEMOS|OUT|NAME", lambda word: values[word[0]], program) for program in stand_in.programs]
+    return [
+        re.sub("DEMOS|OUT|NAME", lambda word: values[word[0]], program)
+        for folder, program in stand_in.programs.items()
+        if not (args.out / folder.replace("NAME", name)).exists()
+    ]
 
 
 def measure(args: Args) -> None:
