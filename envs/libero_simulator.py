@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 SETTLING_STEPS = 10  # env steps: initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
-MAX_PLACEMENT_TRIES = 100
+MAX_PLACEMENT_TRIES = 100  # of a reset, 0.1 s each
+MAX_BUILD_TRIES = 5  # seconds each
 # Standard deviation of the arm's joints in the benchmark's initial states: robosuite's default.
 ARM_NOISE_RAD = 0.02
 # While the benchmark's own states settle, objects fall by up to 17 cm, slide by up to 6 cm (off a plate's rim) and tilt
@@ -63,7 +65,6 @@ class LiberoSimulator:
     """
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
-        self._bddl = bddl
         prepare_imports()
         with render_device():
             self._wrapper = _build_wrapper(bddl, assets, list(cameras))
@@ -89,8 +90,8 @@ class LiberoSimulator:
         Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
         the seed placed them, and the arm's joints are drawn as in the benchmark's states. With `arm_offset` (7,) in rad
         the arm stands elsewhere when its controller is made; then the state puts it back, and the controller pulls it
-        to where it was made. Raises BadInput for a state of another task or an object without a place, and
-        SimulatorFault if LIBERO finds no room for its objects.
+        to where it was made. Raises BadInput for a state of another task, and SimulatorFault if LIBERO finds no room
+        for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
@@ -100,12 +101,9 @@ class LiberoSimulator:
         robot = self.domain.robots[0]
         liberos_joints = robot.init_qpos
         robot.init_qpos = liberos_joints + arm_offset
-        _repeat_until_placed(self._soft_reset, seed)
+        _repeat_until_placed(self._soft_reset, seed, MAX_PLACEMENT_TRIES)
         robot.init_qpos = liberos_joints
         if state is None:
-            for name, (position, _) in self.object_poses().items():
-                if not position.any():  # LIBERO leaves it in the origin, below the table
-                    raise BadInput(f"{self._bddl}: (:init ...) puts {name} into no region that exists")
             state = self.domain.sim.get_state().flatten()
             state[1:8] += np.random.default_rng(seed).normal(0, ARM_NOISE_RAD, 7)
         expected = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
@@ -197,10 +195,10 @@ def _find_move(placed: Pose, settled: Pose) -> str | None:
     return None
 
 
-def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
+def _repeat_until_placed(attempt: Callable[[], T], seed: Seed, max_tries: int) -> T:
     """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does.
 
-    Random numbers are drawn from `seed`. Raises SimulatorFault after 100 attempts.
+    Random numbers are drawn from `seed`. Raises SimulatorFault after `max_tries` attempts.
     """
     from robosuite.utils.errors import RandomizationError
 
@@ -208,12 +206,14 @@ def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:
-        for _ in range(MAX_PLACEMENT_TRIES):
+        for _ in range(max_tries):
             with suppress(RandomizationError):
                 return attempt()
+            # A half-built env frees its GL objects now, while its context is current; later it would free another's.
+            gc.collect()
     finally:
         np.random.set_state(state)  # noqa: NPY002
-    raise SimulatorFault(f"LIBERO found no placement of the objects in {MAX_PLACEMENT_TRIES} tries")
+    raise SimulatorFault(f"LIBERO found room for the objects in {max_tries} tries")
 
 
 def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
@@ -229,8 +229,9 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
     is_users_task = not bddl.is_relative_to(libero_root())
     wrapper = None
     try:
-        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, assets, cameras), seed=0)
+        wrapper = _repeat_until_placed(partial(_new_wrapper, bddl, assets, cameras), 0, MAX_BUILD_TRIES)
         if is_users_task:
+            _check_places(wrapper.env)
             # Try the goal now: if LIBERO could not evaluate it, every episode would end in an error.
             wrapper.env._check_success()
         return wrapper
@@ -241,12 +242,28 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
             raise
         advice = (
             "compare its categories and regions with those of LIBERO's files"
-            if is_users_task
+            if is_users_task and not isinstance(fault, OSError)
             else "these assets may lack what the task needs: use --assets official"
         )
         raise BadInput(
             f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); {advice}"
         ) from fault
+
+
+def _check_places(domain: BDDLBaseDomain) -> None:
+    """Raise ValueError if (:init ...) of a task file names what does not exist, or places an object or fixture nowhere.
+
+    LIBERO ignores such lines, and leaves what has no place in the world's origin, below the table.
+    """
+    init = domain.parsed_problem["initial_state"]
+    known = {*domain.parsed_problem["regions"], *domain.objects_dict}
+    places = {line[1]: line[2] for line in init if len(line) == 3}
+    for name in (*domain.objects_dict, *domain.fixtures_dict):
+        if places.get(name) not in known:
+            raise ValueError(f"(:init ...) puts {name} into no region that exists")
+    for predicate, *names in init:
+        if len(names) == 1 and names[0] not in domain.object_states_dict:
+            raise ValueError(f"(:init ...) has {predicate} for {names[0]}, which does not exist")
 
 
 def _new_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:

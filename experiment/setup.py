@@ -112,8 +112,8 @@ def plan_memory(
     """Choose how an update fits into GPU memory, of which simulators take a part. Raises BadInput if nothing fits."""
     rollout = config.rollout
     env_steps = 2 * rollout.n_steps if rollout.dynamic_sampling else rollout.n_steps
-    # Episodes that are still running then play to their ends.
-    env_steps += simulators.num_envs * ranks.size * task.max_env_steps
+    # Episodes that are still running then play to their ends, those of a begun group all (`rl.episode_order`).
+    env_steps += (simulators.num_envs - 1 + rollout.group_size) * ranks.size * task.max_env_steps
     return plan_update(
         policy,
         config.update.micro_batch_size,

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -66,16 +66,22 @@ def memory_of_simulator(simulator: SimulatorConfig, kept_tasks: int) -> Simulato
 def count_for_training(
     config: TrainConfig, tasks: Sequence[TaskInfo], device: torch.device, renderer: str, ranks: Ranks = ALONE
 ) -> SimulatorCount:
-    """How many simulators each rank of a training run has; all ranks get the smallest count of any.
+    """How many simulators each rank of a training run has; all ranks get the smallest count, and least memory, of any.
 
     More simulators than a rollout has episodes, if all are as long as they may be, would only make rollouts longer than
-    --n-steps. The policy must have been loaded on `device`. renderer: what `find_renderer_apart` has found.
+    --n-steps; but each rank plays a whole group at least. The policy must have been loaded on `device`. renderer: what
+    `find_renderer_apart` has found.
     """
     longest = max(task.max_env_steps for task in tasks)
-    useful = math.ceil(config.rollout.n_steps / ranks.size / longest)
+    useful = max(config.rollout.group_size, math.ceil(config.rollout.n_steps / ranks.size / longest))
     kept_tasks = min(len(tasks), EnvSpec.kept_tasks)
-    count = count_simulators(config.simulator, kept_tasks, device, renderer, useful, ranks)
-    return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
+    counts = ranks.gather(count_simulators(config.simulator, kept_tasks, device, renderer, useful, ranks))
+    smallest = min(counts, key=lambda of_rank: of_rank.num_envs)
+    return replace(
+        smallest,
+        gpu_gib=max(of_rank.gpu_gib for of_rank in counts),
+        left_gib=min(of_rank.left_gib for of_rank in counts),
+    )
 
 
 def count_simulators(

@@ -1,5 +1,6 @@
 """What a GraphedNetwork decides, on a machine without a GPU. Recording itself is tested by benchmarks/gpu.py."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from vla.cuda_graphs import GraphedNetwork, Recording
 from vla.model import OpenVLAOFT
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
+from vla.vision import side_by_side
 from workshop.sft_training import Frames, token_loss, training_step
 
 
@@ -181,3 +183,21 @@ def test_passes_before_a_recording_have_tensors_like_the_recordings_own(graphed,
     assert not any(
         x._is_view() for x in warmed_up if x is not None
     )  # for views the compiler makes other code
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_streams_join_also_where_memory_runs_out(monkeypatch, fails_first):
+    """Otherwise the recording could not end, and the run would end with it."""
+    joined = []
+    current = SimpleNamespace(wait_stream=joined.append)
+    other = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+    def fill_memory():
+        raise torch.OutOfMemoryError
+
+    functions = (fill_memory, dict) if fails_first else (dict, fill_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        side_by_side(*functions, other)
+    assert joined == [other]

@@ -27,6 +27,7 @@ from vla.dataset_statistics import STATISTICS_FILE, load_statistics
 from vla.images import encode_jpeg
 from workshop.demo_files import episode_path, write_episode
 from workshop.foreign_demos import find_demos, open_foreign
+from workshop.rlds import read_dataset
 from workshop.sft_data import (
     chunk_tokens,
     dataset_statistics,
@@ -260,6 +261,9 @@ def test_a_dataset_is_named_by_its_folder(tmp_path):
     my_folder = write_rlds(tmp_path / "mine", RECORDINGS[:1])
     assert find_demos(goal_folder) == (goal_folder, "libero_goal_no_noops")
     assert find_demos(goal_folder.parent) == (goal_folder, "libero_goal_no_noops")
+    (goal_folder / ".libero-train.tfrecord-00000-of-00001.Xy12Zz").touch()  # of a download that was cut off
+    with pytest.raises(BadInput, match="Xy12Zz is no file of a dataset"):
+        next(read_dataset(goal_folder, with_pictures=False))
     (tmp_path / ".cache" / "goal").mkdir(parents=True)
     (tmp_path / ".cache" / "goal" / "train.tfrecord.metadata").touch()  # of a download from the hub
     with pytest.raises(BadInput, match=r": libero_goal_no_noops/1\.0\.0, mine"):

@@ -77,7 +77,7 @@ class TwoRanks(Ranks):
     """Rank 0 of two; the other one has room for three simulators."""
 
     def gather(self, value: SimulatorCount) -> list[SimulatorCount]:
-        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0)]
+        return [value, SimulatorCount(3, "3 simulator(s)", 5.0, 1.0)]
 
 
 def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on_all_ranks(machine):
@@ -86,4 +86,6 @@ def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on
     config = changed(TrainConfig(), assets="lowpoly", n_steps=3_000, task_ids=(0, 1))
     alone = count_for_training(config, tasks, GPU, NVIDIA)
     assert alone.num_envs == 14  # 13 episodes of 220 env steps are fewer than 3,000
-    assert count_for_training(config, tasks, GPU, NVIDIA, TwoRanks(0, 2)).num_envs == 3
+    assert count_for_training(changed(config, group_size=16), tasks, GPU, NVIDIA).num_envs == 16
+    of_two = count_for_training(config, tasks, GPU, NVIDIA, TwoRanks(0, 2))
+    assert (of_two.num_envs, of_two.gpu_gib, of_two.left_gib) == (3, 5.0, 1.0)

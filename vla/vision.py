@@ -87,8 +87,10 @@ def side_by_side(
         return first(), second()
     current_stream = torch.cuda.current_stream()
     stream.wait_stream(current_stream)
-    with torch.cuda.stream(stream):
-        second_result = second()
-    first_result = first()
-    current_stream.wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            second_result = second()
+        first_result = first()
+    finally:  # a CUDA graph cannot end, not even where memory ran out, before its streams have joined
+        current_stream.wait_stream(stream)
     return first_result, second_result

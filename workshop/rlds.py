@@ -48,7 +48,12 @@ def _check_all_files(folder: Path, paths: Sequence[Path]) -> None:
     """Raise BadInput if files named NAME-00000-of-00032 lack some of their 32 siblings."""
     counts = Counter(re.sub(r"-\d+-of-", "-*-of-", path.name) for path in paths)
     for name, num_present in counts.items():
-        num_files = int(name.rpartition("-of-")[2]) if "-*-of-" in name else 1
+        *_, total = name.rpartition("-*-of-")
+        if "-*-of-" in name and not total.isdecimal():
+            raise BadInput(
+                f"{folder}: {name} is no file of a dataset, but what a download may leave: remove it"
+            )
+        num_files = int(total) if "-*-of-" in name else 1
         if num_present != num_files:
             raise BadInput(f"{folder}: {num_present} of {num_files} files {name}: download the others")
 

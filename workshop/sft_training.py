@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput, Observation, unfinished_folder, write_json
+from envs.tasks import MAX_ENV_STEPS
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.terminal import say, show_progress
@@ -88,7 +89,8 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
         write_policy(args, demos, policy, argv, folder)
         folder.rename(args.out)
     say(f"wrote {args.out}")
-    suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
+    dataset = demos.unnorm_key.removesuffix(KEY_SUFFIX)
+    suite = dataset if dataset in MAX_ENV_STEPS else "SUITE"
     say(f"Evaluate: python eval.py --checkpoint {args.out} --task-suite {suite} --task-ids ...")
     say(f"No success? Compare {args.out}/first_frame.png with that of a run (--flip, --assets)")
     return args.out

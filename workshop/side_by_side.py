@@ -1,17 +1,21 @@
 """Run this project's own programs side by side on the cores and GPUs of one machine."""
 
+import ctypes
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
 import torch
 
 from contracts import BadInput
+from envs.worker import PR_SET_PDEATHSIG
 
 
 def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
@@ -55,7 +59,14 @@ def run(log: Path, programs: Sequence[str], gpu: str | None = None) -> None:
         print(f"python {program}", flush=True)
         command = [sys.executable, *shlex.split(program)]
         with log.open("a") as output:
-            ended = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            ended = subprocess.run(
+                command,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The kernel stops it when this program is killed.
+                preexec_fn=partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
         if ended.returncode != 0:
             last_lines = "\n".join(log.read_text().splitlines()[-5:])
             raise BadInput(f"python {program} ended with {ended.returncode}: {log}\n{last_lines}")
