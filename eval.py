@@ -179,7 +179,7 @@ def play_checkpoint(
     rules = choose_rules(config, policy)
     for suite in config.suites:  # all have action statistics, which differ between suites
         base_suite, _ = split_suite(suite)
-        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
+        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, policy.given_unnorm_key)
     settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
     if before is not None:
         name = f"--compare-with {config.compare_with}"
@@ -191,7 +191,8 @@ def play_checkpoint(
     rule_names = ", ".join(map(str, rules))
     say(f"{config.model.checkpoint}: {policy.info.kind}; reads {policy.info.reads}; {rule_names}")
     if file.results.episodes:
-        say(f"{out}: {len(file.results.episodes)} episodes are there already")
+        not_filmed = "" if config.video == "none" else "; they are not filmed: for that name another --out"
+        say(f"{out}: {len(file.results.episodes)} episodes are there already{not_filmed}")
     for suite in config.suites:
         missing = missing_episodes(plan, suite, rules, file.results)
         if missing and suite != config.suites[0]:
@@ -284,8 +285,13 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
         except BadInput as problem:  # of another version
             say(f"nothing tells whether {checkpoint} was trained on these states: {problem}")
             return
-        states = settings.task.train_init_states
-        if states != "fresh" and any(not key.fresh and key.init_state_id in range(*states) for key in plan):
+        task = settings.task
+        states = task.train_init_states
+        if states != "fresh" and any(
+            not key.fresh and key.init_state_id in range(*states)
+            for key in plan
+            if key.task_suite == task.task_suite and key.task_id in task.task_ids
+        ):
             say(
                 f"{checkpoint} was trained on the official initial states {states} (first, end) of its tasks: for "
                 "held-out success leave them out with --first-init-state and --trials"

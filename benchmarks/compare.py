@@ -62,7 +62,9 @@ def main(argv: Sequence[str]) -> None:
     if len(experiments) == 1:
         print_start_and_end(experiments[0])
     else:
-        print_differences([path.stem for path in args.files[1:]], experiments)
+        stems = [path.stem for path in args.files[1:]]
+        has_duplicates = len(set(stems)) < len(stems)
+        print_differences([str(path) for path in args.files[1:]] if has_duplicates else stems, experiments)
 
 
 def print_start_and_end(experiment: Experiment) -> None:

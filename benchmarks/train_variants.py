@@ -111,13 +111,13 @@ def end_file(output: Path) -> Path:
 
 def training(output: Path, flags: str) -> list[str]:
     """The program that trains a run, or what it still lacks. Raises BadInput if its folder has another run."""
-    command = f"train_grpo.py {flags} --output {output} --wandb-mode disabled"
+    command = f"train_grpo.py {flags} --output {shlex.quote(str(output))} --wandb-mode disabled"
     stored = read_stored(output)
     if stored is None:
         return [command]
     if stored.description["argv"] != shlex.split(command)[1:]:
         raise BadInput(f"{stored.folder} was trained by other flags: name another variant or another OUT")
-    return [] if stored.is_finished else [f"train_grpo.py --resume {stored.folder}"]
+    return [] if stored.is_finished else [f"train_grpo.py --resume {shlex.quote(str(stored.folder))}"]
 
 
 def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path) -> str:
@@ -133,7 +133,7 @@ def evaluation(args: Args, stored: StoredRun, checkpoint: object, results: Path)
     ]
     tasks = f"--task-suite {task.task_suite} --task-ids {' '.join(map(str, task.task_ids))}"
     states = f"--init-states both --trials {args.states}"
-    return f"eval.py {args.rules} {tasks} {states} {' '.join(flags)} --out {results}"
+    return f"eval.py {args.rules} {tasks} {states} {' '.join(flags)} --out {shlex.quote(str(results))}"
 
 
 if __name__ == "__main__":

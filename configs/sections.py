@@ -76,7 +76,8 @@ class ModelConfig:
     # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best).
     # (None: the public checkpoint of the suite in training; eval.py needs one.)
     checkpoint: str | None = None
-    # Key of the dataset statistics that scale the actions (None: the key of the suite).
+    # Key of the dataset statistics that scale the actions (None: that of the suite, or what the training of
+    # an adapter was given).
     unnorm_key: str | None = None
     # Images per decision; 1: agentview, 2: the wrist camera, too (None: as the checkpoint says; public ones do not, and
     # are assumed to read two if they have an L1 head and proprio, else one).

@@ -62,8 +62,8 @@ def log_to_file(path: Path) -> None:
 
 
 def log_row(name: str, text: str) -> None:
-    """Log a row of the table that a program shows while it starts."""
-    log.info("%-14s  %s", name, text)
+    """Log a row of the table that a program shows while it starts; eval.py shows rows named warning alone."""
+    log.log(logging.WARNING if name == "warning" else logging.INFO, "%-14s  %s", name, text)
 
 
 @dataclass

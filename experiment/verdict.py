@@ -106,14 +106,10 @@ def command_for_more_states(run: StoredRun) -> str:
     """The command that compares the start and the end of a run in 200 states, played as the run plays them."""
     config = run.config
     task = config.task
-    words = [
-        "--checkpoint",
-        f"{run.folder}/checkpoints/latest",
-        "--compare-with",
-        str(config.model.checkpoint),
-    ]
+    words = ["--checkpoint", f"{run.folder}/checkpoints/latest"]
+    words += ["--compare-with", str(config.model.checkpoint), "--task-suite", task.task_suite]
     if config.simulator.bddl_file is None:
-        words += ["--task-suite", task.task_suite, "--task-ids", *map(str, task.task_ids)]
+        words += ["--task-ids", *map(str, task.task_ids)]
     are_official_held_out = config.simulator.bddl_file is None and task.train_init_states == "fresh"
     words += ["--init-states", "both" if are_official_held_out else "fresh", "--trials", "200"]
     words += ["--mode", "greedy", "sample", "--temperature", str(config.rollout.temperature)]

@@ -33,6 +33,7 @@ WEIGHT_DECAY = 0.05
 LR = 2e-3
 PASSES = 10  # how often a fit draws each remembered decision, on average; old ones by their weight less often
 BATCH_SIZE = 256
+SMALLEST_STD = 1e-5  # an input that has changed less is taken for a constant
 LOGIT_LIMIT = 6.0  # logits are clamped to this in the loss: no outcome is certain
 
 
@@ -152,7 +153,9 @@ def _mean_returns(remembered: Rows, task_ids: Tensor) -> Tensor:
 def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tensor:
     """Predict the chance of success at every new decision, (N,), by networks newly fitted on the old ones."""
     mean = old.inputs.mean(0)
-    std = old.inputs.std(0, unbiased=False) + 1e-3
+    std = old.inputs.std(0, unbiased=False)
+    # What never changed has no trained weights: it must not be large where it changes now, as for a new task.
+    std = torch.where(std < SMALLEST_STD, 1.0, std + 1e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator

@@ -11,7 +11,8 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 log=.venv/install.log
 
-as_before() { [ ! -e .venv/complete ] || sed -n "s/^# $1=//p" .venv/complete; }
+# What was chosen before, also if that installation failed.
+as_before() { { cat .venv/complete .venv/choices 2>/dev/null || true; } | sed -En "s/^(# )?$1=//p" | tail -n 1; }
 torch=${TORCH:-$(as_before TORCH)}
 torch=${torch:-default}
 locked=${LOCKED:-$(as_before LOCKED)}
@@ -35,9 +36,11 @@ if [ -e .venv/complete ] && [ "$contents" = "$(cat .venv/complete)" ]; then
 fi
 
 # Newer Pythons have no wheel of the mujoco that requirements.txt names.
-"$python" - <<'P' || { echo "make venv: Python 3.10 to 3.13 is needed, $("$python" --version 2>&1) was found; name another one: make venv PYTHON=python3.12" >&2; exit 2; }
+oldest=10
+[ "$locked" = 0 ] || oldest=11 # for the versions of requirements.lock
+"$python" - "$oldest" <<'P' || { echo "make venv: Python 3.$oldest to 3.13 is needed, $("$python" --version 2>&1) was found; name another one: make venv PYTHON=python3.12" >&2; exit 2; }
 import sys
-sys.exit(not (3, 10) <= sys.version_info < (3, 14))
+sys.exit(not (3, int(sys.argv[1])) <= sys.version_info < (3, 14))
 P
 
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
@@ -60,6 +63,8 @@ else
     "$python" -m venv .venv
     install() { pip install --no-compile "$@"; } # pip would use one core
 fi
+
+printf '%s\n' $choices >.venv/choices
 
 # Without bytecode the first start of the program takes two to three times as long, and where
 # PYTHONDONTWRITEBYTECODE is set, as in many container images, every start. Some packages have files that are no valid
@@ -99,15 +104,21 @@ step() {
 }
 
 # A torch without CUDA: the newest CPU build that pip is told of, else what uv finds, which knows where such builds are.
+# With LOCKED=1 it is the build of that version.
 # `step` asks whether this function succeeds, so bash does not stop at a command that fails in it: hence `|| return`.
 install_cpu_torch() {
-    local build
-    build=$(pip index versions torch 2>/dev/null | tr -d , | tr ' ' '\n' | grep -m 1 '+cpu$' || true)
+    local build wanted=torch vision=torchvision
+    if [ "$locked" = 1 ]; then
+        wanted=$(grep -o '^torch==[0-9.]*' requirements.lock) || return
+        vision=$(grep -o '^torchvision==[0-9.]*' requirements.lock) || return
+    fi
+    build=$(pip index versions torch 2>/dev/null | tr -d , | tr ' ' '\n' | sed 's/^/torch==/' |
+        grep "^$wanted" | grep -m 1 '+cpu$' || true)
     if [ -n "$build" ]; then
-        pip install "torch==$build" torchvision || return
+        pip install "$build" "$vision" || return
     else
         pip install uv || return
-        .venv/bin/python -m uv pip install --python .venv/bin/python --torch-backend cpu torch torchvision || return
+        .venv/bin/python -m uv pip install --python .venv/bin/python --torch-backend cpu "$wanted" "$vision" || return
     fi
     # Where torchvision is not a CPU build, too, its operators cannot be loaded, and its import stops at those that it
     # registers all the same. Nothing in this program uses an operator of torchvision.

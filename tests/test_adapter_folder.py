@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
@@ -18,7 +19,7 @@ from tests.small_checkpoint import (
     train_a_little,
     train_network_a_little,
 )
-from vla.adapter_folder import base_and_adapter, copy_into_network, read_adapter
+from vla.adapter_folder import WEIGHTS_FILE, base_and_adapter, copy_into_network, read_adapter
 from vla.model import ACTION_ROWS
 from vla.weights import read_pt, write_pt
 
@@ -58,6 +59,26 @@ def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path, trained_
         logits, hidden = policy.network(*inputs)
         torch.testing.assert_close(by_peft(*inputs)[1], hidden)
         torch.testing.assert_close(base.language_model.lm_head(hidden).float()[..., ACTION_ROWS], logits)
+
+
+def test_an_adapter_with_pefts_copy_of_the_head_is_read(small, adapter_folder):
+    """As openvla-oft's training writes it, whose target_modules name lm_head by its last part."""
+    path = adapter_folder / WEIGHTS_FILE
+    head = load_small_network(small).language_model.lm_head.weight
+    copy = {"base_model.model.language_model.lm_head.base_layer.weight": head.clone()}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path) | copy, path, metadata)
+    load_policy(small).load_adapter(adapter_folder)
+
+
+def test_an_adapter_keeps_the_key_that_its_training_was_given(small, tmp_path):
+    load_policy(small, unnorm_key="libero_goal_no_noops").save_adapter(tmp_path / "given")
+    load_policy(tmp_path / "given").save_adapter(tmp_path / "again")
+    load_policy(small).save_adapter(tmp_path / "not_given")
+    keys = [load_policy(tmp_path / name).unnorm_key for name in ("given", "again", "not_given")]
+    assert keys == ["libero_goal_no_noops", "libero_goal_no_noops", "libero_spatial_no_noops"]
+    assert load_policy(tmp_path / "given", unnorm_key="libero_10_no_noops").unnorm_key == "libero_10_no_noops"
 
 
 @pytest.mark.parametrize("options", [{"lora_rank": 8}, {"lora_alpha": 16}, {"trained_blocks": 2}])

@@ -66,6 +66,13 @@ def test_it_tells_success_from_the_state_for_each_task(taught):
         assert (predictions_of(taught, new) - won).abs().max() < 0.2
 
 
+def test_a_task_that_it_has_not_seen_gets_no_extreme_value(taught):
+    values = [predictions_of(taught, played(9, task_id=7), seed) for seed in range(3)]
+    assert (
+        torch.stack(values).std(dim=1).min() > 0.1
+    )  # they follow the states; a saturated network says the same to all
+
+
 def test_values_do_not_know_the_outcomes_they_are_compared_with():
     new = played(9)
     lost = [replace(t, success=False) for t in new]

@@ -35,6 +35,14 @@ def test_without_a_gpu_a_7b_is_refused_unless_the_cpu_is_asked_for(set_gpu_count
         assert choose_device("cpu", checkpoint).type == "cpu"
 
 
+def test_a_mistyped_folder_is_not_called_a_7b(set_gpu_count, tmp_path, monkeypatch):
+    set_gpu_count(0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(BadInput, match="checkpoints/mien: no such folder"):
+        choose_device("auto", "checkpoints/mien")
+
+
 @pytest.mark.parametrize(
     ("reported_gib", "budget_gib", "share"),
     [(23.6, 24, 1.0), (14.56, 16, 1.0), (24.0, 6, 0.25), (10.75, 12, None), (23.6, 32, None)],

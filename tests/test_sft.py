@@ -110,6 +110,12 @@ def test_the_folder_is_a_checkpoint_of_bfloat16_that_says_what_it_reads(continue
     assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
 
 
+def test_an_adapter_has_to_be_merged_before_it_is_a_start(demos, init, tmp_path):
+    load_policy(init).save_adapter(tmp_path / "adapter")
+    with pytest.raises(BadInput, match="merge it first"):
+        fine_tune(sft_args(demos, tmp_path / "out", init=str(tmp_path / "adapter"), **FROM_CHECKPOINT))
+
+
 def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(init, continued):
     before = load_small_network(init).state_dict()
     after = load_small_network(continued).state_dict()

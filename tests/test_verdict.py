@@ -64,6 +64,7 @@ def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
     settings = {
         "simulator__max_env_steps": 16,
         "simulator__bddl_file": "my task.bddl",
+        "task__task_suite": "libero_goal",
         "model__unnorm_key": "libero_goal_no_noops",
         "model__l1_student": "tokens",
         "rollout__temperature": 1.6,
@@ -72,6 +73,7 @@ def test_that_command_plays_the_episodes_as_the_run_plays_them(tmp_path):
     _, *argv = shlex.split(command_for_more_states(run).removeprefix("python "))
     config = parse_eval(argv)
     assert config.simulator == run.config.simulator
+    assert config.task_suite == ("libero_goal",)
     assert config.model.unnorm_key == "libero_goal_no_noops"
     assert config.model.l1_student == "laplace"  # so that a start with an L1 head is played by that head
     assert config.temperature == 1.6

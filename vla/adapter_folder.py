@@ -41,6 +41,7 @@ class StoredAdapter:
     head_fingerprint: str | None
     # `scale_digest` of the statistics by which its actions were scaled; None if another program wrote it.
     scale: str | None
+    unnorm_key: str | None  # the key of these statistics, if it was given (`LoadOptions.unnorm_key`)
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
     l1_student: L1Student  # see `LoadOptions.l1_student`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
@@ -125,9 +126,11 @@ def read_adapter(folder: Path) -> StoredAdapter:
             "made it"
         )
     path = folder / WEIGHTS_FILE
+    # Beside an adapter of the token head peft stores the head itself, too, which it has not changed.
     tensors = {
         key.removeprefix(KEY_PREFIX).removesuffix(".weight"): tensor
         for key, tensor in read_tensors(path).items()
+        if not key.endswith(".base_layer.weight")
     }
     metadata = read_header(path)[1]
     return StoredAdapter(
@@ -138,6 +141,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
         base_fingerprint=metadata.get("base_fingerprint"),
         head_fingerprint=metadata.get("head_fingerprint"),
         scale=metadata.get("scale"),
+        unnorm_key=metadata.get("unnorm_key") or None,
         frozen_weights=metadata.get("frozen_weights"),
         l1_student="laplace" if metadata.get("l1_student") == "laplace" else "tokens",
         tensors=tensors,

@@ -24,8 +24,10 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     num_gpus = torch.cuda.device_count()
     if name == "auto" and num_gpus == 0:
         if checkpoint is not None and is_large(checkpoint):
+            is_mistyped = not Path(checkpoint).exists() and Path(checkpoint).parent.is_dir()
+            what = "no such folder; one of the hub counts as a 7B, which" if is_mistyped else "a 7B policy"
             raise BadInput(
-                f"checkpoint {checkpoint}: a 7B policy needs a CUDA GPU of 24 GB, but torch sees none; "
+                f"checkpoint {checkpoint}: {what} needs a CUDA GPU of 24 GB, but torch sees none; "
                 "`make demo` trains a small policy here (to force the CPU: --device cpu)"
             )
         name = "cpu"

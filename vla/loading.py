@@ -49,13 +49,14 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, options.num_images, adapter_folder, options.statistics)
-    unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
     check_image_sizes(folder, processor, info)
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     if adapter is not None and options.statistics is None:
         check_scale(adapter, info)
+        options = replace(options, unnorm_key=options.unnorm_key or adapter.unnorm_key)
+    unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
     options = settle_options(options, device, adapter, info.config.llama.num_hidden_layers)
     try:
         network, head = _load_networks(info, unnorm_key, options, device)

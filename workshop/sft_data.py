@@ -17,6 +17,7 @@ from torch import Tensor
 
 from contracts import BadInput, Observation, read_fields, write_json
 from experiment.terminal import show_progress
+from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics, normalise
 from vla.hub import resolve_checkpoint
@@ -51,6 +52,10 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     """
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
     if args.init:
+        if base_and_adapter(args.init)[1] is not None:
+            raise BadInput(
+                f"--init {args.init}: is an adapter: merge it first (python -m vla.merge), give the result"
+            )
         checkpoint = resolve_checkpoint(args.init)
     else:
         checkpoint = make_tiny_checkpoint(
