@@ -179,7 +179,7 @@ def play_checkpoint(
     rules = choose_rules(config, policy)
     for suite in config.suites:  # all have action statistics, which differ between suites
         base_suite, _ = split_suite(suite)
-        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, policy.given_unnorm_key)
+        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, policy.fixed_unnorm_key)
     settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
     if before is not None:
         name = f"--compare-with {config.compare_with}"
@@ -191,7 +191,7 @@ def play_checkpoint(
     rule_names = ", ".join(map(str, rules))
     say(f"{config.model.checkpoint}: {policy.info.kind}; reads {policy.info.reads}; {rule_names}")
     if file.results.episodes:
-        not_filmed = "" if config.video == "none" else "; they are not filmed: for that name another --out"
+        not_filmed = "" if config.video == "none" else "; to film them, play them again with another --out"
         say(f"{out}: {len(file.results.episodes)} episodes are there already{not_filmed}")
     for suite in config.suites:
         missing = missing_episodes(plan, suite, rules, file.results)

@@ -65,8 +65,9 @@ def check_device(model: ModelConfig) -> None:
     if device.type != "cuda":
         log_row("device", f"CPU, {torch.get_num_threads()} thread(s)")
         return
-    name = torch.cuda.get_device_name(device)
+    name = str(device)
     try:
+        name = torch.cuda.get_device_name(device)
         torch.ones(2, device=device).sum().item()
     except RuntimeError as error:
         repair = "see nvidia-smi; if this torch does not support it, run: pip install --upgrade torch torchvision timm"

@@ -76,8 +76,8 @@ class ModelConfig:
     # Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best).
     # (None: the public checkpoint of the suite in training; eval.py needs one.)
     checkpoint: str | None = None
-    # Key of the dataset statistics that scale the actions (None: that of the suite, or what the training of
-    # an adapter was given).
+    # Key of the dataset statistics that scale the actions (None: for an adapter the key of its training, if one
+    # was given; else that of the suite).
     unnorm_key: str | None = None
     # Images per decision; 1: agentview, 2: the wrist camera, too (None: as the checkpoint says; public ones do not, and
     # are assumed to read two if they have an L1 head and proprio, else one).
@@ -236,8 +236,8 @@ class RunConfig:
     data_parallel: bool = False
     # Number of the newest checkpoints that are kept, in addition to `best`.
     keep_checkpoints: Annotated[PositiveInt, CHANGEABLE] = 2
-    # Save and stop after the first update that ends this many hours or more after the start of the program (None: no
-    # limit; an evaluation counts, too). --resume counts anew.
+    # Save and stop after the first update or evaluation that ends this many hours or more after the program's start
+    # (None: no limit). --resume counts anew.
     max_hours: Annotated[PositiveFloat | None, CHANGEABLE] = None
     # Where wandb keeps the metrics (auto: $WANDB_MODE, else online with a login, else offline); metrics.jsonl always
     # has them. The environment variables WANDB_PROJECT (vla-grpo without it), WANDB_ENTITY, WANDB_RUN_GROUP and

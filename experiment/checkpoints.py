@@ -150,9 +150,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
             learner.critic.episodes = stored["critic"]["episodes"]
             learner.critic.trust = stored["critic"]["trust"]
         if stored["lessons"] and not (folder.parent / LESSONS).is_dir():
-            raise BadInput(
-                "it is of a warmup in which the student acted; when that ends, its rollouts are deleted"
-            )
+            raise BadInput("its warmup has ended, and the rollouts needed to go on with that were deleted")
         for index in range(stored["lessons"]):
             lesson = torch.load(lesson_path(folder.parent, index), map_location="cpu", weights_only=True)
             learner.lessons.append(from_tensors(lesson))

@@ -1,6 +1,7 @@
 """Find and load the policy of a run or an evaluation, and its teacher, and choose the looks that it sees."""
 
 import hashlib
+from pathlib import Path
 from typing import Literal
 
 from configs.config import TrainConfig
@@ -8,12 +9,13 @@ from configs.sections import ModelConfig, UpdateConfig
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
 from rl.teacher_choice import TeacherChoice, choose_teacher
-from vla.adapter_folder import base_and_adapter
+from vla.adapter_folder import base_and_adapter, looks_of_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import scale_digest
 from vla.device import choose_device, is_large
 from vla.hub import resolve_checkpoint
 from vla.load_options import LoadOptions
+from vla.network_config import read_network_config
 from vla.policy import Policy
 
 
@@ -35,18 +37,18 @@ def choose_looks(assets: str, model: ModelConfig) -> str:
 
 
 def prefers_official_looks(model: ModelConfig) -> bool:
-    """Whether a policy sees LIBERO's own looks by default: a 7B always, a small one where that costs little.
+    """Whether a policy sees LIBERO's own looks by default: if it learned from them, a small one if it is cheap.
 
     On a CPU the official looks cost a small policy two thirds of its speed. Raises BadInput for a checkpoint that needs
     a GPU where there is none.
     """
-    base, _ = base_and_adapter(str(model.checkpoint))
+    base, adapter = base_and_adapter(str(model.checkpoint))
     has_gpu = choose_device(model.device, base).type == "cuda"
-    if is_large(base):
-        return True
-    if not has_gpu or installed_official() is None:
+    if not is_large(base) and (not has_gpu or installed_official() is None):
         return False
-    trained_on = find_checkpoint(model).looks
+    trained_on = set() if adapter is None else looks_of_adapter(Path(adapter))
+    if Path(base).is_dir():
+        trained_on |= set(read_network_config(Path(base)).looks)
     # Most checkpoints name no looks, and were trained on the official ones.
     return not trained_on or "official" in trained_on
 

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict  # pydantic cannot read typing's in Pyth
 
 from contracts import GIB
 from envs.libero_imports import simulator_versions
+from vla.device import count_gpus
 
 
 class Provenance(TypedDict):
@@ -25,7 +26,7 @@ class Provenance(TypedDict):
 
 def provenance(argv: Sequence[str]) -> Provenance:
     """The provenance of this process."""
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count_gpus())]
     machine: dict[str, object] = {
         "system": platform.platform(),
         "cpus": os.cpu_count(),

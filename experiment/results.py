@@ -90,7 +90,7 @@ def settings_of(
         device=policy.device.type,
         frozen_weights=policy.frozen_weights,
         max_env_steps=simulator.max_env_steps,
-        unnorm_key=model.unnorm_key,
+        unnorm_key=policy.fixed_unnorm_key,
         prompt=prompt,
         num_images=model.num_images,
     )

@@ -77,10 +77,12 @@ def count_for_training(
     kept_tasks = min(len(tasks), EnvSpec.kept_tasks)
     counts = ranks.gather(count_simulators(config.simulator, kept_tasks, device, renderer, useful, ranks))
     smallest = min(counts, key=lambda of_rank: of_rank.num_envs)
+    num_envs = smallest.num_envs
+    main_gib = memory_of_simulator(config.simulator, kept_tasks).main
     return replace(
         smallest,
-        gpu_gib=max(of_rank.gpu_gib for of_rank in counts),
-        left_gib=min(of_rank.left_gib for of_rank in counts),
+        gpu_gib=num_envs * max(of_rank.gpu_gib / of_rank.num_envs for of_rank in counts),
+        left_gib=min(of_rank.left_gib + main_gib * (of_rank.num_envs - num_envs) for of_rank in counts),
     )
 
 

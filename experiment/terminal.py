@@ -62,7 +62,7 @@ def log_to_file(path: Path) -> None:
 
 
 def log_row(name: str, text: str) -> None:
-    """Log a row of the table that a program shows while it starts; eval.py shows rows named warning alone."""
+    """Log a row of the table that a program shows while it starts; eval.py shows only those named warning."""
     log.log(logging.WARNING if name == "warning" else logging.INFO, "%-14s  %s", name, text)
 
 

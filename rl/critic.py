@@ -34,6 +34,7 @@ LR = 2e-3
 PASSES = 10  # how often a fit draws each remembered decision, on average; old ones by their weight less often
 BATCH_SIZE = 256
 SMALLEST_STD = 1e-5  # an input that has changed less is taken for a constant
+INPUT_LIMIT = 5.0  # standard deviations; further away nothing was learned
 LOGIT_LIMIT = 6.0  # logits are clamped to this in the loss: no outcome is certain
 
 
@@ -154,7 +155,8 @@ def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tenso
     """Predict the chance of success at every new decision, (N,), by networks newly fitted on the old ones."""
     mean = old.inputs.mean(0)
     std = old.inputs.std(0, unbiased=False)
-    # What never changed has no trained weights: it must not be large where it changes now, as for a new task.
+    # The weights of an input that never changed are still random; a tiny std would make it huge where it does change
+    # now, as in a new task.
     std = torch.where(std < SMALLEST_STD, 1.0, std + 1e-3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
@@ -163,7 +165,7 @@ def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tenso
         inputs = (old.inputs - mean) / std
         networks = [fit(inputs, old.returns, old.weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
-    new_inputs = (new.inputs - mean) / std
+    new_inputs = ((new.inputs - mean) / std).clamp(-INPUT_LIMIT, INPUT_LIMIT)
     with torch.no_grad():
         return torch.stack([network(new_inputs)[:, 0].sigmoid() for network in networks]).mean(0)
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-
 from command_line import handle_stop_signals
 from envs.worker import PR_SET_PDEATHSIG
+from vla.device import count_gpus
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ def ranks_to_start() -> int:
     """
     if "WORLD_SIZE" in os.environ:
         return 0
-    num_gpus = torch.cuda.device_count()
+    num_gpus = count_gpus()
     if num_gpus > 1:
         return num_gpus
     log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")

@@ -34,9 +34,9 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode, is_laplace: bool = Fal
     """Replace `auto` in the settings of the warmup by numbers that suit the teacher.
 
     is_laplace: whether the student's tokens are drawn around an L1 head's actions. It then equals that teacher from the
-    start, and `auto` means neither warmup nor transition.
+    start, and there is neither warmup nor transition.
     """
-    if is_laplace and config.phases.warmup_steps == "auto":
+    if is_laplace:
         config = changed(config, warmup=False)
     is_l1 = mode == "l1"
     automatic = {

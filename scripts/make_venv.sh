@@ -38,7 +38,7 @@ fi
 # Newer Pythons have no wheel of the mujoco that requirements.txt names.
 oldest=10
 [ "$locked" = 0 ] || oldest=11 # for the versions of requirements.lock
-"$python" - "$oldest" <<'P' || { echo "make venv: Python 3.$oldest to 3.13 is needed, $("$python" --version 2>&1) was found; name another one: make venv PYTHON=python3.12" >&2; exit 2; }
+"$python" - "$oldest" <<'P' || { echo "make venv: Python 3.$oldest to 3.13 is needed (LOCKED=$locked), $("$python" --version 2>&1) was found; name another one: make venv PYTHON=python3.12" >&2; exit 2; }
 import sys
 sys.exit(not (3, int(sys.argv[1])) <= sys.version_info < (3, 14))
 P

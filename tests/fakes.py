@@ -56,6 +56,7 @@ class FakePolicy(nn.Module):
     l1_head = None
     is_laplace = False
     frozen_weights = "float32"
+    fixed_unnorm_key = None
     device = kept_on = torch.device("cpu")
     base_fingerprint = "fake"
     model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)

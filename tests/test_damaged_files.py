@@ -51,7 +51,7 @@ def test_files_of_a_checkpoint(name, small, tmp_path):
     [
         ("dataset_statistics.json", {"action": {"q99": [float("nan")] + [1.0] * 6}}, "not a finite number"),
         ("dataset_statistics.json", {"proprio": None}, "robot states of 8 numbers, its statistics"),
-        ("preprocessor_config.json", {"input_sizes": [[3, 224, 224]] * 2}, "pictures of {224} pixels"),
+        ("preprocessor_config.json", {"input_sizes": [[3, 224, 224]] * 2}, "pictures of 224 pixels"),
     ],
 )
 def test_files_of_different_checkpoints(name, change, said, small, tmp_path):

@@ -12,7 +12,12 @@ from vla.device import LARGE_CHECKPOINT_BYTES, choose_device, limit_memory
 @pytest.fixture
 def set_gpu_count(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    def set_count(count: int, usable: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: usable and count > 0)
+
+    return set_count
 
 
 def test_every_rank_has_a_gpu_of_its_own(set_gpu_count, monkeypatch):
@@ -33,6 +38,14 @@ def test_without_a_gpu_a_7b_is_refused_unless_the_cpu_is_asked_for(set_gpu_count
         with pytest.raises(BadInput, match="--device cpu"):
             choose_device("auto", checkpoint)
         assert choose_device("cpu", checkpoint).type == "cpu"
+
+
+def test_a_gpu_whose_driver_is_too_old_is_named_unless_the_cpu_is_asked_for(set_gpu_count):
+    set_gpu_count(1, usable=False)
+    for name in ("auto", "cuda", "cuda:0"):
+        with pytest.raises(BadInput, match="cannot use the GPU that is here"):
+            choose_device(name)
+    assert choose_device("cpu").type == "cpu"
 
 
 def test_a_mistyped_folder_is_not_called_a_7b(set_gpu_count, tmp_path, monkeypatch):

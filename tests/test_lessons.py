@@ -91,5 +91,5 @@ def test_lessons_keep_labels_and_no_hidden_states_and_are_forgotten_after_the_wa
     save_checkpoint(tmp_path / "run", learner, TrainerState(global_step=2), keep=2)
     assert not learner.lessons
     assert not (tmp_path / "run" / "lessons").exists()
-    with pytest.raises(BadInput, match="its rollouts are deleted"):
+    with pytest.raises(BadInput, match="its warmup has ended"):
         load_checkpoint(tmp_path / "run" / "step_1", untrained())

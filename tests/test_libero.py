@@ -297,10 +297,9 @@ def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(users_f
         ("(On plate_1 main_table_plate_region)", ""),
         ("(On flat_stove_1 main_table_stove_region)", "(On flat_stove_1 main_table_stove_regoin)"),
         ("(On plate_1 main_table_plate_region)", "(On plate_1 main_table_plate_region) (Open plate_9)"),
-        (
-            "(On plate_1 main_table_plate_region)",
-            "(On plate_1 main_table_akita_black_bowl_region)",
-        ),  # no room
+        ("(On plate_1 main_table_plate_region)", "(In plate_1 akita_black_bowl_1)"),
+        # There is no room.
+        ("(On plate_1 main_table_plate_region)", "(On plate_1 main_table_akita_black_bowl_region)"),
     ],
 )
 def test_a_file_of_ones_own_that_libero_cannot_build_is_bad_input(users_file, old, new):

@@ -90,6 +90,10 @@ def test_merged_folder_has_one_set_of_statistics_that_of_the_adapter(base, tmp_p
     assert stored == statistics["libero_spatial_no_noops"]
     assert read_json(tmp_path / "out" / "config.json")["norm_stats"]["libero_spatial_no_noops"] == stored
 
+    trained_policy(base, unnorm_key="libero_goal_no_noops").save_adapter(tmp_path / "goal")
+    merge(tmp_path / "goal", tmp_path / "goal-merged")
+    assert inspect_checkpoint(tmp_path / "goal-merged").statistics.keys() == {"libero_goal_no_noops"}
+
     (tmp_path / "adapter" / STATISTICS_FILE).unlink()  # the base's would scale every action wrongly
     with pytest.raises(BadInput, match="no statistics that scale as in the training"):
         merge(tmp_path / "adapter", tmp_path / "other")

@@ -144,6 +144,7 @@ def test_ranks_do_not_outlive_a_killed_launcher():
 def test_data_parallel_starts_a_rank_per_gpu_unless_it_is_one_already(monkeypatch):
     assert ranks_to_start() == 0  # there is no second GPU
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert ranks_to_start() == 4
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert ranks_to_start() == 0

@@ -40,12 +40,21 @@ def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_t
 ):
     monkeypatch.setattr(policies, "choose_device", lambda *_: torch.device(device))
     monkeypatch.setattr(policies, "installed_official", lambda: official_is_installed or None)
-    monkeypatch.setattr(policies, "find_checkpoint", lambda _: SimpleNamespace(looks=trained_on))
+    monkeypatch.setattr(policies, "read_network_config", lambda _: SimpleNamespace(looks=trained_on))
     monkeypatch.setattr(policies, "find_pack", lambda name: Pack(name, Path()))
     assert choose_looks("auto", ModelConfig(str(small))) == looks
 
 
 # names
+
+
+def test_an_adapter_of_a_7b_that_was_trained_on_low_poly_pictures_sees_these(monkeypatch, small, tmp_path):
+    load_policy(on_cpu(small), SUITE).save_adapter(tmp_path / "adapter", looks="lowpoly")
+    monkeypatch.setattr(policies, "choose_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(policies, "is_large", lambda _: True)
+    monkeypatch.setattr(policies, "find_pack", lambda name: Pack(name, Path()))
+    assert choose_looks("auto", ModelConfig(str(tmp_path / "adapter"))) == "lowpoly"
+    assert choose_looks("auto", ModelConfig(str(small))) == "official"
 
 
 def test_pointers_are_replaced_by_what_they_name_now_and_paths_are_absolute(monkeypatch, tmp_path):

@@ -26,5 +26,6 @@ def test_one_that_fails_does_not_keep_others_from_running(tmp_path):
 )
 def test_only_visible_gpus_take_turns(monkeypatch, variable, count, names):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(os, "environ", {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable})
     assert visible_gpus() == names

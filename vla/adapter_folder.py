@@ -41,7 +41,7 @@ class StoredAdapter:
     head_fingerprint: str | None
     # `scale_digest` of the statistics by which its actions were scaled; None if another program wrote it.
     scale: str | None
-    unnorm_key: str | None  # the key of these statistics, if it was given (`LoadOptions.unnorm_key`)
+    unnorm_key: str | None  # the key of these statistics, if it was given and there were others
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
     l1_student: L1Student  # see `LoadOptions.l1_student`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
@@ -79,6 +79,11 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
     if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
         raise BadInput(f"{path}: base_model_name_or_path is {base}: write where the base is now")
     return base, str(folder)
+
+
+def looks_of_adapter(folder: Path) -> set[str]:
+    """The looks that a trained adapter has recorded: see `CheckpointInfo`. Raises BadInput for damaged weights."""
+    return set(read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split())
 
 
 def write_adapter(folder: Path, network: OpenVLAOFT, base_model: str, metadata: dict[str, str]) -> None:

@@ -14,6 +14,11 @@ LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU on
 SOLD_TO_REPORTED = 1.1
 
 
+def count_gpus() -> int:
+    """How many GPUs torch can use: none if the driver is too old for it, though nvidia-smi lists some."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def choose_device(requested: str | torch.device, checkpoint: str | None = None) -> torch.device:
     """The device that `--device` names. Raises BadInput when it does not exist.
 
@@ -21,11 +26,20 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     unless `checkpoint` is too large for a CPU, which raises BadInput, too.
     """
     name = str(requested)
-    num_gpus = torch.cuda.device_count()
+    num_gpus = count_gpus()
+    if name != "cpu" and num_gpus == 0 and torch.cuda.device_count() > 0:
+        raise BadInput(
+            f"torch {torch.__version__} cannot use the GPU that is here: update its driver, install the torch that "
+            "suits it, or use --device cpu"
+        )
     if name == "auto" and num_gpus == 0:
         if checkpoint is not None and is_large(checkpoint):
             is_mistyped = not Path(checkpoint).exists() and Path(checkpoint).parent.is_dir()
-            what = "no such folder; one of the hub counts as a 7B, which" if is_mistyped else "a 7B policy"
+            what = (
+                "no such folder, so it is taken for a 7B of the Hugging Face hub, which"
+                if is_mistyped
+                else "a 7B policy"
+            )
             raise BadInput(
                 f"checkpoint {checkpoint}: {what} needs a CUDA GPU of 24 GB, but torch sees none; "
                 "`make demo` trains a small policy here (to force the CPU: --device cpu)"

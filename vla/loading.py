@@ -84,9 +84,13 @@ def check_image_sizes(folder: Path, processor: ImageProcessor, info: CheckpointI
     read = set(info.config.image_sizes)
     if len(made | read) > 1:
         raise BadInput(
-            f"{folder}: the image processor makes pictures of {made} pixels a side, but the network of config.json "
-            f"reads {read}: get both files from one checkpoint"
+            f"{folder}: the image processor makes pictures of {_list(made)} pixels a side, but the network of "
+            f"config.json reads {_list(read)}: get both files from one checkpoint"
         )
+
+
+def _list(numbers: set[int]) -> str:
+    return " and ".join(map(str, sorted(numbers)))
 
 
 def check_heads(
@@ -115,11 +119,17 @@ def settle_options(
     num_blocks: of the language model.
     """
     if adapter is not None:
+        own_blocks = adapter.trained_blocks(num_blocks)
+        if options.trained_blocks not in (None, own_blocks):
+            raise BadInput(
+                f"--trained-blocks {options.trained_blocks}: {adapter.folder} keeps its own ({own_blocks or 'all'}); "
+                "to change them merge it (python -m vla.merge), and give the result"
+            )
         options = replace(
             options,
             lora_rank=adapter.rank,
             lora_alpha=adapter.alpha,
-            trained_blocks=adapter.trained_blocks(num_blocks),
+            trained_blocks=own_blocks,
             l1_student=adapter.l1_student,
         )
     elif options.trained_blocks is not None and options.trained_blocks > num_blocks:

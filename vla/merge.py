@@ -68,7 +68,7 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
     stored = read_adapter(Path(adapter_folder))
     info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter_folder)
     check_scale(stored, info)
-    unnorm_key = next(iter(info.statistics))
+    unnorm_key = stored.unnorm_key or next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
     options = LoadOptions(
@@ -122,9 +122,14 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
     config_changes: dict[str, object] = {"num_images_in_input": info.num_images, "looks": info.looks}
+    config = read_json(out / "config.json")
+    statistics = config.get("norm_stats", {})
     if (out / STATISTICS_FILE).exists():  # programs that read only config.json must find the same scales
-        config_changes["norm_stats"] = read_json(out / STATISTICS_FILE)
-    write_json(out / "config.json", read_json(out / "config.json") | config_changes)
+        statistics = read_json(out / STATISTICS_FILE)
+    if adapter.unnorm_key is not None:  # no program may choose another
+        statistics = {key: entry for key, entry in statistics.items() if key == adapter.unnorm_key}
+        write_json(out / STATISTICS_FILE, statistics)
+    write_json(out / "config.json", config | config_changes | {"norm_stats": statistics})
     trained = adapter.folder / ADAPTER_PROPRIO_FILE
     projector = read_tensors(trained) if trained.is_file() else read_proprio_state(info)
     if projector is not None:

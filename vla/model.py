@@ -19,7 +19,12 @@ Attribute names are those of the reference model, so that checkpoint keys and Lo
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +40,7 @@ from vla.network_config import NetworkConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID, laplace_logits
 from vla.vision import FusedVisionBackbone, vit_block
 
+log = logging.getLogger(__name__)
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # rows of lm_head: 31744..31999
 
 
@@ -81,6 +87,11 @@ def configure_compiler() -> None:
     # torch makes separate code for student and teacher, with and without gradient, for each prompt length, and for a
     # batch of 1; one code serves all larger batches (see `OpenVLAOFT.run_block`).
     torch._dynamo.config.recompile_limit = 64
+    has_compiler = "CC" in os.environ or shutil.which("gcc") or shutil.which("clang")
+    if not has_compiler or not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        log.warning(
+            "compiling may fail: it needs gcc and Python.h (packages gcc and python3-dev), or use --compile off"
+        )
     # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
     torch._functorch.config.activation_memory_budget = 0.8
     # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. (Older versions lack this.)

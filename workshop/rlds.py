@@ -50,9 +50,8 @@ def _check_all_files(folder: Path, paths: Sequence[Path]) -> None:
     for name, num_present in counts.items():
         *_, total = name.rpartition("-*-of-")
         if "-*-of-" in name and not total.isdecimal():
-            raise BadInput(
-                f"{folder}: {name} is no file of a dataset, but what a download may leave: remove it"
-            )
+            stray = next(path for path in paths if path.name.endswith(total))
+            raise BadInput(f"{stray} is no file of a dataset, but what a download may leave: remove it")
         num_files = int(total) if "-*-of-" in name else 1
         if num_present != num_files:
             raise BadInput(f"{folder}: {num_present} of {num_files} files {name}: download the others")

@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-import torch
-
 from contracts import BadInput
 from envs.worker import PR_SET_PDEATHSIG
+from vla.device import count_gpus
 
 
 def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
@@ -28,18 +27,13 @@ def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> No
             threads.submit(run, log, chain, gpu)
             for (log, chain), gpu in zip(programs.items(), cycle(visible_gpus()))
         ]
-        try:
-            wait(runs)
-        except BaseException:  # an interrupt: what has not begun shall not begin
-            threads.shutdown(cancel_futures=True)
-            raise
     for ended in runs:
         ended.result()
 
 
 def visible_gpus() -> list[str | None]:
     """The GPUs that torch sees, as CUDA_VISIBLE_DEVICES names them. [None] if there are none: it stays as it is."""
-    num_gpus = torch.cuda.device_count()
+    num_gpus = count_gpus()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = chosen.split(",") if chosen else [str(index) for index in range(num_gpus)]
     return [*names[:num_gpus]] or [None]
@@ -64,7 +58,9 @@ def run(log: Path, programs: Sequence[str], gpu: str | None = None) -> None:
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # The kernel stops it when this program is killed.
+                # It gets no signal from the terminal, but one from the kernel when this program ends: a second one
+                # would end it before it has saved its results.
+                start_new_session=True,
                 preexec_fn=partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM),
             )
         if ended.returncode != 0:

@@ -47,7 +47,10 @@ BOTH_LOOKS = ("spatial-lowpoly", "spatial-official")
 
 
 def supervised(flags: str) -> dict[str, str]:
-    """The program that trains a small policy. OUT is the folder of all, NAME the policy's, DEMOS its demonstrations."""
+    """The folder in OUT that a program writes, and the program, which trains a small policy.
+
+    OUT stands for the folder of all, NAME for the policy's, DEMOS for its demonstrations.
+    """
     return {
         "NAME": f"-m workshop.sft --demos DEMOS --out OUT/NAME --batch-size 128 --warmup-steps 100 {flags}"
     }
@@ -154,7 +157,7 @@ def make(args: Args) -> None:
         flags = f"--num-envs {usable_cores()} {DEMONSTRATIONS[folder]}"
         command = f"-m workshop.demos --out {args.out}/demonstrations/{folder} {flags}"
         run(args.out / f"{folder}.log", [command])
-    missing = [name for name in args.only if not (args.out / name / "config.json").exists()]
+    missing = [name for name in args.only if not (args.out / name).exists()]
     independent = [name for name in missing if STAND_INS[name].needs is None]
     dependent = [name for name in missing if name not in independent]
     for names in (independent, dependent):
