@@ -106,10 +106,11 @@ class ModelConfig:
 class PhaseConfig:
     """Who acts and which loss is minimised, as a function of env steps."""
 
-    # Begin with a warmup and a transition. --no-warmup: RL alone from env step 0.
+    # Begin with a warmup and a transition. --no-warmup: RL alone from env step 0, as always with --l1-student laplace
+    # beside an L1 head.
     warmup: bool = True
-    # Env steps of the warmup, in which the student learns to match the teacher (auto: 4000; beside an L1 head no warmup
-    # and no transition with --l1-student laplace, and 50000 if the teacher is that head).
+    # Env steps of the warmup, in which the student learns to match the teacher (auto: 4000, and 50000 if the
+    # teacher is an L1 head).
     warmup_steps: NonNegativeInt | Literal["auto"] = "auto"
     # Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0.
     transition_steps: NonNegativeInt = 5_000

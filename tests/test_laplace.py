@@ -81,13 +81,12 @@ def test_at_the_start_it_equals_its_teacher_and_the_l1_head(l1_folder, observati
     assert np.abs(decode(greedy) - actions).max() <= HALF_A_BIN + 1e-6
 
 
-def test_its_teacher_is_greedy_and_by_default_there_is_no_warmup():
-    config = TrainConfig()
+@pytest.mark.parametrize("warmup_steps", ["auto", 512])
+def test_its_teacher_is_greedy_and_there_is_no_warmup(warmup_steps):
+    config = changed(TrainConfig(), warmup_steps=warmup_steps)
     teacher = choose_teacher(config.phases, "a/checkpoint", 0.1, can_act_by_l1=True, is_laplace=True)
     assert teacher.mode == "greedy"
     assert phase_at(0, settle_warmup(config, teacher.mode, is_laplace=True).phases).phase is Phase.RL
-    with_warmup = changed(config, warmup_steps=512)
-    assert phase_at(0, settle_warmup(with_warmup, teacher.mode, is_laplace=True).phases).distils
 
 
 # Training it
