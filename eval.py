@@ -282,8 +282,8 @@ def print_trained_states(config: EvalConfig, plan: Plan) -> None:
     while (run := run_of(checkpoint)) is not None:
         try:
             settings = read_run(run).config
-        except BadInput as problem:  # of another version
-            say(f"nothing tells whether {checkpoint} was trained on these states: {problem}")
+        except BadInput as problem:  # the run is of another version
+            say(f"it is unknown whether {checkpoint} was trained on these states: {problem}")
             return
         task = settings.task
         states = task.train_init_states

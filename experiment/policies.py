@@ -37,10 +37,10 @@ def choose_looks(assets: str, model: ModelConfig) -> str:
 
 
 def prefers_official_looks(model: ModelConfig) -> bool:
-    """Whether a policy sees LIBERO's own looks by default: if it learned from them, a small one if it is cheap.
+    """Whether a policy sees LIBERO's own looks by default.
 
-    On a CPU the official looks cost a small policy two thirds of its speed. Raises BadInput for a checkpoint that needs
-    a GPU where there is none.
+    It does if it was trained on them; a small policy only on a GPU, and where they are installed: on a CPU they cost it
+    two thirds of its speed. Raises BadInput for a checkpoint that needs a GPU where there is none.
     """
     base, adapter = base_and_adapter(str(model.checkpoint))
     has_gpu = choose_device(model.device, base).type == "cuda"

@@ -281,4 +281,4 @@ def test_states_that_a_run_has_trained_on_are_named_once(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.count("was trained on the official initial states (0, 40)") == 1
     (run / CONFIG_FILE).write_text("{}")  # as of another version
     print_trained_states(config, {})
-    assert "nothing tells whether" in capsys.readouterr().out
+    assert "it is unknown whether" in capsys.readouterr().out

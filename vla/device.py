@@ -34,14 +34,11 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
         )
     if name == "auto" and num_gpus == 0:
         if checkpoint is not None and is_large(checkpoint):
-            is_mistyped = not Path(checkpoint).exists() and Path(checkpoint).parent.is_dir()
-            what = (
-                "no such folder, so it is taken for a 7B of the Hugging Face hub, which"
-                if is_mistyped
-                else "a 7B policy"
-            )
+            policy = "a 7B policy"
+            if not Path(checkpoint).exists() and Path(checkpoint).parent.is_dir():  # most likely mistyped
+                policy = "no such folder, so it is taken for a 7B of the Hugging Face hub, which"
             raise BadInput(
-                f"checkpoint {checkpoint}: {what} needs a CUDA GPU of 24 GB, but torch sees none; "
+                f"checkpoint {checkpoint}: {policy} needs a CUDA GPU of 24 GB, but torch sees none; "
                 "`make demo` trains a small policy here (to force the CPU: --device cpu)"
             )
         name = "cpu"

@@ -80,23 +80,23 @@ def check_scale(adapter: StoredAdapter, info: CheckpointInfo) -> None:
 
 def check_image_sizes(folder: Path, processor: ImageProcessor, info: CheckpointInfo) -> None:
     """Raise BadInput if the image processor's pictures are not of the size that the network reads."""
-    made = {side for _, *sides in processor.input_sizes for side in sides}
-    read = set(info.config.image_sizes)
-    if len(made | read) > 1:
+    processor_sizes = {side for _, *sides in processor.input_sizes for side in sides}
+    network_sizes = set(info.config.image_sizes)
+    if len(processor_sizes | network_sizes) > 1:
         raise BadInput(
-            f"{folder}: the image processor makes pictures of {_list(made)} pixels a side, but the network of "
-            f"config.json reads {_list(read)}: get both files from one checkpoint"
+            f"{folder}: the image processor makes pictures of {_joined(processor_sizes)} pixels a side, but the "
+            f"network of config.json reads {_joined(network_sizes)}: get both files from one checkpoint"
         )
 
 
-def _list(numbers: set[int]) -> str:
+def _joined(numbers: set[int]) -> str:
     return " and ".join(map(str, sorted(numbers)))
 
 
 def check_heads(
     info: CheckpointInfo, unnorm_key: str, network: OpenVLAOFT, head: L1RegressionHead | None
 ) -> None:
-    """Raise BadInput if projector or L1 head have other sizes than robot state and actions have in the statistics."""
+    """Raise BadInput if projector or L1 head have other sizes than the statistics of robot states or actions."""
     statistics = info.statistics[unnorm_key]
     projector = network.proprio_projector
     proprio_dim = 0 if statistics.proprio is None else statistics.proprio.dim

@@ -76,9 +76,8 @@ class Policy:
         # An adapter that was trained on tokens has changed what the head reads.
         self.can_act_by_l1 = parts.l1_head is not None and (parts.adapter is None or self.is_laplace)
         self.unnorm_key = parts.unnorm_key
-        self.fixed_unnorm_key = (
-            options.unnorm_key
-        )  # of the flag or the adapter; None: it follows from the suite
+        # The key that the flag or the adapter names; None: the suite decides
+        self.fixed_unnorm_key = options.unnorm_key
         self.base_model = parts.base_model
         self.frozen_weights = options.frozen_weights
         self.device = next(network.parameters()).device
@@ -266,7 +265,7 @@ class Policy:
             "l1_student": "laplace" if self.is_laplace else "tokens",
             "num_images": str(self.num_images),
             "scale": scale_digest(self.statistics),
-            "unnorm_key": (self.fixed_unnorm_key or "") if len(self.info.statistics) > 1 else "",
+            "unnorm_key": "" if len(self.info.statistics) == 1 else self.fixed_unnorm_key or "",
         }
         write_adapter(Path(folder), self.network, self.base_model, metadata)
         statistics = self.info.statistics_folder / STATISTICS_FILE

@@ -41,19 +41,15 @@ class TinySize:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        divisions = (
+        # Rotary embeddings turn pairs of numbers, so the width of a language head is even.
+        divisors = (
             ("--image-size", self.image_size, "--patch-size", self.patch_size),
             ("--vision-dim", self.vision_dim, "--vision-heads", self.vision_heads),
-            (
-                "--llm-dim",
-                self.llm_dim,
-                "twice --llm-heads",
-                2 * self.llm_heads,
-            ),  # rotary embeddings turn pairs
+            ("--llm-dim", self.llm_dim, "twice --llm-heads", 2 * self.llm_heads),
         )
-        for flag, size, parts, number in divisions:
-            if size % number != 0:
-                raise BadInput(f"{flag} {size} must be a multiple of {parts}, which is {number}")
+        for flag, size, divisor_name, divisor in divisors:
+            if size % divisor != 0:
+                raise BadInput(f"{flag} {size} must be a multiple of {divisor_name}, which is {divisor}")
 
 
 @dataclass(frozen=True)
