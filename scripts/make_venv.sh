@@ -43,6 +43,8 @@ import sys
 sys.exit(not (3, int(sys.argv[1])) <= sys.version_info < (3, 14))
 P
 
+size=9 # GB
+[ "$torch" != cpu ] || size=4
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 if command -v uv >/dev/null; then
     rm -rf .venv
@@ -58,6 +60,14 @@ else
             echo "make venv: install the package python$version-venv first (sudo apt-get install python$version-venv)" >&2
             exit 2
         fi
+    fi
+    # uv is not asked: it links to its cache, which costs no room on the same disk.
+    free=$(df -Pk . | awk 'NR == 2 {print $4}')
+    replaced=$(du -sk .venv 2>/dev/null | cut -f1 || true)
+    room=$(((free + ${replaced:-0}) / 1000000))
+    if [ "$room" -lt "$size" ]; then
+        echo "make venv: .venv takes about $size GB, and there is room for $room GB on this disk; nothing was changed" >&2
+        exit 2
     fi
     rm -rf .venv
     "$python" -m venv .venv
@@ -129,9 +139,7 @@ install_cpu_torch() {
     fi
 }
 
-size="8 GB"
-[ "$torch" != cpu ] || size="4 GB"
-echo "making the Python environment .venv, about $size; all output of the installers: $log"
+echo "making the Python environment .venv, about $size GB; all output of the installers: $log"
 if [ "$torch" = cpu ]; then
     step "torch without CUDA" install_cpu_torch
 fi
