@@ -1,4 +1,4 @@
-"""README and docs/ promise nothing that is not there: flags, commands, files, links, figures."""
+"""README and docs/ promise nothing that is not there: flags, commands, files, links."""
 
 import re
 import shlex
@@ -63,11 +63,6 @@ def test_every_module_and_file_exists(page):
         path = PROJECT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
     assert [path for path in sorted(paths) if not (PROJECT / path).exists()] == []
-
-
-def test_figures_of_the_readme_are_those_of_the_results():
-    for figure in re.findall(r"\d[\d, ]* → \d[\d, ]*(?: of \d+| %)", PAGES["README.md"]):
-        assert figure in PAGES["RESULTS.md"]
 
 
 def anchors(page: str) -> set[str]:
