@@ -162,7 +162,7 @@ def predict_success(old: Rows, new: Rows, seed: int, update_index: int) -> Tenso
     torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
         torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
-        inputs = (old.inputs - mean) / std
+        inputs = ((old.inputs - mean) / std).clamp(-INPUT_LIMIT, INPUT_LIMIT)
         networks = [fit(inputs, old.returns, old.weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
     new_inputs = ((new.inputs - mean) / std).clamp(-INPUT_LIMIT, INPUT_LIMIT)

@@ -70,17 +70,8 @@ class Ranks:
         return self.gather(value)[0]
 
     def rows_of_rank(self, count: int) -> Tensor:
-        """Which of the rows 0 .. count - 1 this rank computes where the work is divided.
-
-        Each rank computes equally many: the last ranks repeat some rows.
-        """
-        rows_per_rank = -(-count // self.size)
-        first_row = self.rank * rows_per_rank
-        return torch.arange(first_row, first_row + rows_per_rank) % count
-
-    def join_rows(self, results: Tensor, count: int) -> Tensor:
-        """What all ranks have computed for their `rows_of_rank`, (n, ...) on the CPU: (count, ...) on every rank."""
-        return torch.cat(self.gather(results))[:count]
+        """Which of the rows 0 .. count - 1 this rank computes where the work is divided."""
+        return torch.arange(count).tensor_split(self.size)[self.rank]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks.

@@ -74,8 +74,9 @@ def choose_teacher(
         )
     learns_distribution = phases.warmup and phases.warmup_target == "soft"
     if choice.mode == "l1" and (kl_coef > 0 or learns_distribution):
+        remedy = "leave out --teacher l1" if is_laplace else "leave them out, or use --warmup-target hard"
         raise BadInput(
-            "--kl-coef and --warmup-target soft need the teacher's token distribution, and the L1 head has none: leave "
-            "them out, or use --warmup-target hard"
+            "--kl-coef and --warmup-target soft need the teacher's token distribution, and the L1 head has none: "
+            + remedy
         )
     return choice

@@ -48,7 +48,7 @@ from rl.update_metrics import (
     sum_statistics,
 )
 from vla.pass_sizes import pass_sizes, shrink_until_it_fits
-from vla.tokens import token_logprobs
+from vla.tokens import NUM_BINS, token_logprobs
 
 if TYPE_CHECKING:
     from vla.policy import Policy
@@ -270,22 +270,22 @@ def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: Tra
 
 def teacher_tokens(learner: Learner, batch: Batch, micro_batch_size: int) -> Tensor:
     """The tokens (N, A) that the teacher chooses for the batch's observations. Each rank asks it for some of them."""
-    tokens: list[Tensor] = []
+    tokens = [batch.tokens[:0]]
     for part in batch[learner.ranks.rows_of_rank(len(batch))].split(micro_batch_size):
         acted = learner.policy.act_as_teacher(part.observations, learner.teacher_mode, part.kept)
         tokens.append(acted.tokens)
-    return learner.ranks.join_rows(torch.cat(tokens), len(batch))
+    return torch.cat(learner.ranks.gather(torch.cat(tokens)))
 
 
 @torch.no_grad()
 def teacher_logprobs(learner: Learner, batch: Batch, micro_batch_size: int, temperature: float) -> Tensor:
     """The teacher's log-probs (N, A, V) at a temperature, on the CPU. Each rank computes a part of the rows."""
-    logprobs: list[Tensor] = []
+    logprobs = [torch.empty(0, batch.tokens.shape[1], NUM_BINS)]
     for part in batch[learner.ranks.rows_of_rank(len(batch))].split(micro_batch_size):
         with learner.policy.teacher():
             logits = learner.policy.chunk_logits(part.observations, part.kept)
         logprobs.append(F.log_softmax(logits / temperature, dim=-1).cpu())
-    return learner.ranks.join_rows(torch.cat(logprobs), len(batch))
+    return torch.cat(learner.ranks.gather(torch.cat(logprobs)))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import torch
 
 from rl.critic import (
     FORGET_AFTER,
+    INPUT_LIMIT,
     Critic,
     explained_variance,
     old_and_new_rows,
@@ -71,6 +72,19 @@ def test_a_task_that_it_has_not_seen_gets_no_extreme_value(taught):
     assert (
         torch.stack(values).std(dim=1).min() > 0.1
     )  # they follow the states; a saturated network says the same to all
+
+
+def test_networks_learn_in_the_range_in_which_they_are_asked(taught, monkeypatch):
+    learned_from = []
+
+    def record(inputs, returns, weights):
+        learned_from.append(inputs)
+        return torch.nn.Linear(inputs.shape[1], 1)
+
+    monkeypatch.setattr("rl.critic.fit", record)
+    taught.remember(played(1, task_id=2))  # of so rare a task the input is far from the mean
+    predictions_of(taught, played(1, task_id=2))
+    assert learned_from[0].abs().max() == INPUT_LIMIT
 
 
 def test_values_do_not_know_the_outcomes_they_are_compared_with():

@@ -88,3 +88,8 @@ def test_a_greedy_teacher_gives_its_distribution_to_the_warmup_unless_a_flag_say
 def test_a_teacher_that_cannot_be_is_refused(phases, kl_coef, can_act_by_l1, flag):
     with pytest.raises(BadInput, match=flag):
         choose_teacher(PhaseConfig(**phases), "a/checkpoint", kl_coef, can_act_by_l1)
+
+
+def test_beside_a_laplace_student_the_remedy_is_another_teacher():
+    with pytest.raises(BadInput, match="leave out --teacher l1"):
+        choose_teacher(PhaseConfig(teacher="l1"), "a/checkpoint", 0.1, can_act_by_l1=True, is_laplace=True)
