@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy
-from vla.adapter_folder import read_adapter
 from vla.adapters import AdaptedLayers
 from vla.eight_bits import quantise
 from vla.lora import LoraLinear
@@ -70,10 +69,3 @@ def test_the_network_stays_close_and_a_small_step_arrives():
     kl = (exact_logprobs.exp() * (exact_logprobs - quantised_logprobs)).sum(-1).mean()
     assert kl < 0.01
     assert policy.network.language_model.model.layers[0].mlp.down_proj.weight.dtype == torch.int8
-
-
-def test_an_adapter_remembers_what_it_was_trained_on(tmp_path):
-    load_policy(BUNDLED, frozen_weights="int8").save_adapter(tmp_path)
-    assert read_adapter(tmp_path).frozen_weights == "int8"
-    assert load_policy(tmp_path).frozen_weights == "int8"
-    assert load_policy(tmp_path, frozen_weights="float32").frozen_weights == "float32"

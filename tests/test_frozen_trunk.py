@@ -14,7 +14,6 @@ from rl.phases import phase_at
 from rl.trajectory import Episode, Trajectory, flatten
 from rl.update import make_learner, update
 from tests.small_checkpoint import generators, load_policy, trained_policy
-from vla.adapter_folder import read_adapter
 
 NUM_BLOCKS = 3  # of the small checkpoint's language model
 blocks = pytest.mark.parametrize("trained_blocks", [1, 2, NUM_BLOCKS])
@@ -148,18 +147,6 @@ def test_teacher_and_student_share_the_trunk(small, observations, mode):
 
 
 # Files
-
-
-@blocks
-def test_a_saved_adapter_names_its_blocks_and_fits_a_policy_that_trains_all(
-    small, observations, tmp_path, trained_blocks
-):
-    policy = trained_policy(small, trained_blocks=trained_blocks)
-    policy.save_adapter(tmp_path)
-    assert read_adapter(tmp_path).trained_blocks(NUM_BLOCKS) == trained_blocks
-    whole = load_policy(small)
-    whole.load_adapter(tmp_path)
-    torch.testing.assert_close(whole.chunk_logits(observations), policy.chunk_logits(observations))
 
 
 def test_more_blocks_than_there_are_are_refused(small):

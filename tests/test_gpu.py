@@ -116,14 +116,6 @@ def test_it_does_not_matter_where_states_are_kept(small, observations, place):
         torch.testing.assert_close(result, before, **TOLERANCE["float32"])
 
 
-def test_student_and_teacher_share_the_trunks_recording(small, observations):
-    policy = policy_on_gpu(small, trained_blocks=1)
-    policy.act(observations)
-    policy.act_as_teacher(observations)
-    parts = [part for part, *_ in policy._graphs._recordings]
-    assert sorted(parts) == ["top", "top", "trunk"]
-
-
 @pytest.mark.parametrize(
     "options",
     [{"frozen_weights": "bf16"}, {"frozen_weights": "int8"}, {"compile": "on"}, {"trained_blocks": 2}],

@@ -11,7 +11,7 @@ from contracts import BadInput
 from experiment.checkpoints import TrainerState, load_checkpoint, save_checkpoint
 from rl.phases import phase_at
 from rl.update import Learner, update
-from tests.fakes import FakePolicy, acted_batch, adamw, parameters_of
+from tests.fakes import FakePolicy, acted_batch, adamw
 
 CONFIG = changed(
     TrainConfig(),
@@ -67,16 +67,6 @@ def test_each_update_draws_as_many_rows_from_all_rollouts_alike():
         {tuple(observation.proprio) for observation in rollout(index).observations} for index in range(4)
     ]
     assert all(origin & set(learner.policy.learned) for origin in origins)
-
-
-def test_a_resumed_warmup_goes_on_with_the_same_rollouts(tmp_path):
-    straight = untrained()
-    play_and_save(straight, range(4), tmp_path / "straight")
-    folder = play_and_save(untrained(), range(2), tmp_path / "stopped")
-    resumed = untrained()
-    load_checkpoint(folder, resumed)
-    play_and_save(resumed, range(2, 4), tmp_path / "stopped")
-    assert all(map(torch.equal, parameters_of(resumed.policy), parameters_of(straight.policy)))
 
 
 def test_lessons_keep_labels_and_no_hidden_states_and_are_forgotten_after_the_warmup(tmp_path):

@@ -64,26 +64,7 @@ def test_a_gradient_that_one_rank_finds_broken_is_skipped_by_all(both):
         assert all(torch.isfinite(p).all() for p in results_of_rank["poisoned"]["parameters"])
 
 
-# rollouts
-
-
-def test_ranks_play_other_episodes_each_as_one_process_would_and_know_all(both, alone):
-    started = [set(rank["rollout"]["started"]) for rank in both]
-    assert not started[0] & started[1]
-    trajectories = both[0]["rollout"]["trajectories"]
-    assert trajectories == both[1]["rollout"]["trajectories"]
-    kept = {(episode.task_id, episode.init_state_id) for episode, *_ in trajectories}
-    assert kept <= started[0] | started[1]
-    expected = {episode.index: rest for episode, *rest in alone["rollout"]["trajectories"]}
-    shared = [(episode.index, rest) for episode, *rest in trajectories if episode.index in expected]
-    assert len(shared) > 4
-    assert all(rest == expected[index] for index, rest in shared)
-
-
-def test_n_steps_is_the_total_over_the_ranks(both):
-    total = sum(env_steps for _, _, env_steps, _ in both[0]["rollout"]["trajectories"])
-    longest_group = 2 * 16
-    assert 120 <= total < 120 + 2 * 3 * longest_group  # of three simulators on each of two ranks
+# rollouts and evaluations
 
 
 def test_dynamic_sampling_keeps_the_same_groups_on_all_ranks(both):
@@ -142,9 +123,11 @@ def test_ranks_do_not_outlive_a_killed_launcher():
 
 
 def test_data_parallel_starts_a_rank_per_gpu_unless_it_is_one_already(monkeypatch):
-    assert ranks_to_start() == 0  # there is no second GPU
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert ranks_to_start() == 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert ranks_to_start() == 4
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert ranks_to_start() == 0

@@ -118,9 +118,9 @@ def test_what_a_resume_changes_stays_changed(run):
 
 
 def test_a_run_that_is_being_written_is_not_resumed(run):
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="being written"):
         reopen_run(run.folder, run.config, RESUME, 0, None)
-    with pytest.raises(BadInput):
+    with pytest.raises(BadInput, match="being written"):
         check_resumed_folder(run.folder)  # before anything takes memory
 
 

@@ -19,6 +19,7 @@ def _no_login(monkeypatch, tmp_path):
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def open_log(folder: Path, run_id: str | None = None) -> WandbLog:

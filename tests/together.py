@@ -21,12 +21,10 @@ from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, evaluate
 from rl.behaviour import Behaviour
 from rl.collect import collect
-from rl.episode_order import PlaySteps
 from rl.episode_player import EpisodePlayer
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
-from rl.rollout import Rollout, play_rollout
 from rl.training_episodes import TrainingEpisodes
 from rl.update import Learner, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, contents, parameters_of
@@ -75,16 +73,6 @@ def script(task_id: int, init_state: int) -> Script:
     return Script(env_steps=10 + init_state % 7, success=init_state % 3 == 0)
 
 
-def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int) -> Rollout:
-    queue = PlaySteps(episodes, n_steps, pool.num_slots, ranks)
-    return play_rollout(EpisodePlayer(FakePolicy(), pool, STUDENT, Randomness(0, "x")), queue, ranks)
-
-
-def rollout_of(ranks: Ranks) -> dict[str, Any]:
-    pool = FakePool(script, num_slots=3)
-    return {"started": pool.started, "trajectories": contents(play(ranks, pool, EPISODES, 120).trajectories)}
-
-
 def sampled_dynamically(ranks: Ranks) -> list:
     player = EpisodePlayer(FakePolicy(), FakePool(script), STUDENT, Randomness(0, "rollout"))
     played, kept = collect(player, EPISODES, 60, (0.5, 1.0), ranks)
@@ -104,7 +92,6 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "one row each": update_of(ranks, batch_size=1),  # rank 1 never has an active row
         "poisoned": update_of(ranks, poisoned=True, batch_size=2, n_epochs=1),
         "one rank short of memory": update_of(ranks, short_of_memory=1, batch_size=8, micro_batch_size=4),
-        "rollout": rollout_of(ranks),
         "dynamic sampling": sampled_dynamically(ranks),
         "evaluation": evaluation_of(ranks),
     }

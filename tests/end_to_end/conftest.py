@@ -22,8 +22,8 @@ def checkpoint(tmp_path_factory) -> str:
 def smoke(checkpoint, tmp_path_factory) -> list[str]:
     """Flags of a run of seconds whose updates move the parameters although no episode succeeds (KL, entropy)."""
     return [
-        "--preset", "smoke", "--checkpoint", checkpoint, "--output", str(tmp_path_factory.mktemp("runs")),
-        "--kl-coef", "0.1", "--entropy-coef", "0.01",
+        "--preset", "smoke", "--device", "cpu", "--checkpoint", checkpoint,
+        "--output", str(tmp_path_factory.mktemp("runs")), "--kl-coef", "0.1", "--entropy-coef", "0.01",
     ]  # fmt: skip
 
 
