@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
 from tests.small_checkpoint import load_policy
-from vla.adapter_folder import base_and_adapter
+from vla.adapter_folder import WEIGHTS_FILE, base_and_adapter
 from vla.checkpoint import inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE
 from vla.network_config import read_network_config
 from vla.network_io import file_key, load_l1_head, load_network, save_network
 
@@ -105,6 +106,25 @@ def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
     for run in (tmp_path, tmp_path / "checkpoints"):
         with pytest.raises(BadInput, match=str(tmp_path / "checkpoints" / "best")):
             base_and_adapter(str(run))
+
+
+def test_statistics_around_an_adapter_of_openvla_ofts_training_are_found(small, tmp_path):
+    adapter = tmp_path / "run--10_chkpt" / "lora_adapter"
+    load_policy(small).save_adapter(adapter)
+    stored = json.loads((adapter / STATISTICS_FILE).read_text())
+    (adapter / STATISTICS_FILE).unlink()
+    stored["libero_spatial_no_noops"]["action"]["q99"][0] = 7.0
+    (adapter.parent / STATISTICS_FILE).write_text(json.dumps(stored))
+
+    def scale() -> float:
+        info = inspect_checkpoint(small, adapter_folder=str(adapter))
+        return info.statistics["libero_spatial_no_noops"].action.q99[0]
+
+    assert scale() != 7.0  # an adapter of this program, whose own statistics are lost
+    save_file(
+        load_file(adapter / WEIGHTS_FILE), adapter / WEIGHTS_FILE
+    )  # without metadata, as peft writes it
+    assert scale() == 7.0
 
 
 def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):

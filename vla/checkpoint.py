@@ -28,7 +28,8 @@ class CheckpointInfo:
     An adapter and demonstrations have folders of their own. Where several folders hold a part, the first counts:
 
         weights, heads, config    the checkpoint
-        statistics                the demonstrations, the adapter, the checkpoint
+        statistics                the demonstrations, the adapter, the folder around an adapter of openvla-oft's
+                                  training, which writes them there, the checkpoint
         looks                     the adapter and the checkpoint together
     """
 
@@ -82,7 +83,10 @@ def inspect_checkpoint(
     stated_num_images = num_images or int(metadata.get("num_images", 0)) or config.num_images
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     usual_num_images = 2 if action_head_file is not None and has_proprio else 1
-    statistics_folder = _statistics_folder(statistics, adapter_folder, folder)
+    around_adapter = None
+    if adapter_folder is not None and "base_fingerprint" not in metadata:  # perhaps of openvla-oft's training
+        around_adapter = Path(adapter_folder).resolve().parent
+    statistics_folder = _statistics_folder(statistics, adapter_folder, around_adapter, folder)
     datasets = load_statistics(statistics_folder)
     _check_chunk_length(folder, datasets)
     return CheckpointInfo(
@@ -149,7 +153,8 @@ def _check_foreign_adapter(adapter: Path, base: Path) -> None:
     if base in adapter.parents:
         raise BadInput(
             f"{adapter} lies inside its base {base}, as if training had merged it already: "
-            f"use {base} itself, or move the adapter out and name the base that it was trained on"
+            f"use {base} itself, or move the adapter out, together with {STATISTICS_FILE}, and name the base that "
+            "it was trained on"
         )
     for path in (*adapter.glob("*--*checkpoint.pt"), *adapter.parent.glob("*--*checkpoint.pt")):
         raise BadInput(

@@ -183,21 +183,13 @@ class Policy:
     def _trunk_states(
         self, observations: Sequence[Observation], kept: KeptStates | None
     ) -> TrunkStates | None:
-        """What a frozen trunk computes; None if the trunk is trained, too.
-
-        Only the rows that are not in `kept` are computed.
-        """
+        """What a frozen trunk computes, taken from `kept` if all rows are there; None if the trunk is trained, too."""
         if self.network.trained_blocks is None:
             return None
-        known: KeptStates = [None] * len(observations) if kept is None else kept
-        missing = [one for one, row in zip(observations, known, strict=True) if row is None]
-        if len(missing) == len(known):
-            return self._run("trunk", *self.model_inputs(missing))
-        computed: list[Tensor] = []
-        if missing:
-            computed = split_rows(*self._run("trunk", *self.model_inputs(missing)))
-        remaining = iter(computed)
-        rows = [next(remaining) if row is None else row for row in known]
+        # Most often none or all are kept. They are mixed where another process has kept none (`rl.rollout`).
+        rows = [row for row in kept or () if row is not None]
+        if len(rows) < len(observations):
+            return self._run("trunk", *self.model_inputs(observations))
         return join_rows(rows, self.model_inputs.prompt_length(observations[0]), self.device)
 
     def _outputs(
