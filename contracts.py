@@ -1,4 +1,4 @@
-"""What all packages share: the observation, the exceptions, JSON files, places to write and pointers to checkpoints."""
+"""What all packages share: the observation, exceptions, JSON files, places to write, locks, pointers to checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second
+    from filelock import FileLock
 
 T = TypeVar("T")
 
@@ -174,15 +177,55 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
         ) from error
 
 
+def lock_file(path: Path, subject: str) -> FileLock:
+    """Lock the file `path`, in a folder that may not exist yet; `subject` is what it protects, for messages.
+
+    The kernel ends the lock with the process; only on a disk without locks the file itself is one, which may stay
+    behind. Raises BadInput if another program holds it, or if the file cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise BadInput(
+            f"{subject} is being written by another program: wait until that ends, or stop it; if no machine runs it "
+            f"any more, delete {path}"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{subject}: cannot be written or locked ({error.strerror or error})") from None
+    return lock
+
+
+@contextlib.contextmanager
+def locked(path: Path, subject: str) -> Iterator[None]:
+    """Hold a lock during this block, as `lock_file` does, and delete its file at the end."""
+    lock = lock_file(path, subject)
+    try:
+        yield
+    finally:
+        # Before the release: otherwise another program could lock a file that is then deleted.
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
 @contextlib.contextmanager
 def unfinished_folder(out: Path) -> Iterator[Path]:
-    """A new folder OUT.unfinished beside `out`, removed after the block. Raises BadInput as `output_place` does."""
-    folder = out.with_name(f"{out.name}.unfinished")
-    with output_place(out):
+    """A new folder OUT.unfinished, which becomes `out` after this block; if the block fails, it is removed.
+
+    Raises BadInput as `output_place` does, if `out` exists, and if another program is writing it.
+    """
+    folder = out.parent / f"{out.name}.unfinished"
+    with output_place(out), locked(out.parent / f".{out.name}.lock", f"--out {out}"):
+        if out.exists():
+            raise BadInput(f"--out {out} exists already: name a new folder")
         shutil.rmtree(folder, ignore_errors=True)  # what a kill has left
-        folder.mkdir(parents=True)
+        folder.mkdir()
         try:
             yield folder
+            folder.rename(out)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

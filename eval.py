@@ -36,21 +36,21 @@ if __name__ == "__main__":
         sys.exit(exit_code)
 
 from configs.eval_config import EvalConfig
-from contracts import BadInput, resolve_pointer
+from contracts import BadInput, locked, resolve_pointer
 from envs.assets import find_pack
 from envs.env import EnvSpec, TaskInfo
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task, split_suite, task_names
 from experiment.episodes import EpisodeKey, Rule
 from experiment.evaluator import Conditions, play_each
-from experiment.file_lock import locked
 from experiment.interrupts import interruptible
-from experiment.policies import choose_looks, find_checkpoint, load_policy
+from experiment.policies import choose_looks, find_checkpoint, load_policy, model_before
 from experiment.provenance import provenance
 from experiment.results import (
     FREE_IN_COMPARISONS,
     Results,
     ResultsFile,
+    Settings,
     open_results,
     read_results,
     refuse_differences,
@@ -147,7 +147,7 @@ def play(config: EvalConfig, plan: Plan, argv: Sequence[str]) -> tuple[Results, 
             if compare_with is not None and compare_with.endswith(".json"):
                 before = read_results(Path(compare_with))
             elif compare_with is not None:
-                model = replace(config.model, checkpoint=str(resolve_pointer(Path(compare_with))))
+                model = model_before(config.model, str(resolve_pointer(Path(compare_with))))
                 out_before = out.with_name(f"{out.stem}-before.json")
                 before = play_checkpoint(replace(config, model=model), plan, argv, out_before)
             return play_checkpoint(config, plan, argv, out, before), before
@@ -182,10 +182,7 @@ def play_checkpoint(
         select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, policy.fixed_unnorm_key)
     settings = settings_of(config.model, config.simulator, policy, config.seed, config.prompt)
     if before is not None:
-        name = f"--compare-with {config.compare_with}"
-        refuse_differences(name, before.settings, settings, FREE_IN_COMPARISONS)
-        if plan.keys().isdisjoint(result.key for result in before.episodes):
-            raise BadInput(f"{name}: has none of these episodes: give its --task-ids and initial states")
+        check_comparison(f"--compare-with {config.compare_with}", before, settings, plan, rules)
     origin = {"hub_commit": commit_of(policy.info.weights_folder), **provenance(argv)}
     file = open_results(out, settings, origin)
     rule_names = ", ".join(map(str, rules))
@@ -202,6 +199,28 @@ def play_checkpoint(
             play_suite(config, suite, policy, missing, file)
     say(f"results: {out}")
     return file.results
+
+
+def check_comparison(
+    name: str, before: Results, settings: Settings, plan: Plan, rules: Sequence[Rule]
+) -> None:
+    """Raise BadInput if no episode can be paired with one of `before`, or they were played in another way.
+
+    Says so if the two policies read different numbers of images.
+    """
+    refuse_differences(name, before.settings, settings, FREE_IN_COMPARISONS)
+    if plan.keys().isdisjoint(result.key for result in before.episodes):
+        raise BadInput(f"{name}: has none of these episodes: give its --task-ids and initial states")
+    rules_before = before.rules
+    # Every rule is compared with one that is there alone (`comparison_table`).
+    if len(rules_before) > 1 and set(rules_before).isdisjoint(rules):
+        raise BadInput(
+            f"{name}: its episodes were played by other rules ({'; '.join(map(str, rules_before))}) than these "
+            f"({'; '.join(map(str, rules))}): give its --mode and --temperature"
+        )
+    images_before = before.settings.num_images
+    if images_before not in (None, settings.num_images):
+        say(f"{name}: its policy reads {images_before} image(s), this one {settings.num_images}")
 
 
 def choose_rules(config: EvalConfig, policy: Policy) -> list[Rule]:
@@ -242,7 +261,7 @@ def play_suite(
     """Check the policy, and play the missing episodes of a suite by each rule."""
     spec = env_spec(config, suite, policy.num_images)
     num_episodes = max(map(len, missing.values()))
-    renderer = find_renderer_apart()
+    renderer = find_renderer_apart(config.simulator.simulators)
     simulators = count_simulators(config.simulator, spec.kept_tasks, policy.device, renderer, num_episodes)
     say(f"{suite}: {simulators.reason}")
     prepare = policy.model_inputs.prepare_images

@@ -13,11 +13,10 @@ import torch
 import probes
 from configs.config import TrainConfig
 from configs.sections import ModelConfig
-from contracts import GIB, BadInput, first_line, output_place
+from contracts import GIB, BadInput, first_line, lock_file, output_place
 from envs.assets import Pack, find_pack
 from envs.libero_imports import check_versions, simulator_versions
 from experiment.checkpoints import latest_checkpoint
-from experiment.file_lock import lock_file
 from experiment.setup import Setup
 from experiment.stored_run import LOCK_FILE
 from experiment.terminal import is_first_rank, log_row

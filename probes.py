@@ -123,7 +123,7 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory in one update of {micro_batch_size} decisions ({first_line(error)}); lower "
-            "--micro-batch-size or --lora-rank"
+            "--micro-batch-size, or in a new run --lora-rank"
         ) from None
     finding = f"an optimizer step with a predicted gain of {PROMISED_GAIN} nats brings {gain:.4f}"
     lowest, highest = GAIN_LIMITS

@@ -25,24 +25,8 @@ from experiment.results import read_results
 from experiment.stored_run import read_run
 from experiment.verdict import read_evaluations
 
-# What plots and tables need of an update.
-UPDATE_FIELDS = (
-    "global_step",
-    "rollout/success_rate",
-    "rollout/trajectories",
-    "rollout/teacher_fraction",
-    "rollout/time_s",
-    "distill/accuracy",
-    "train/approx_kl",
-    "train/entropy",
-    "train/first_ratio_error",
-    "train/lr",
-    "time/update",
-    "system/gpu_mem_gb",
-)
-
-
 Successes = dict[str, dict[str, str]]  # see `successes_by_player`
+# What benchmarks.plot and benchmarks.compare need of the updates: metric -> its value in each of them.
 Updates = TypedDict(
     "Updates",
     {
@@ -121,7 +105,7 @@ def collect_run(folder: Path) -> dict[str, object]:
     """The command, commit and machine of a run, its updates as columns, and its evaluations. Raises BadInput."""
     run = read_run(folder)
     updates = [row for row in run.rows if "rollout/success_rate" in row]
-    fields = [name for name in UPDATE_FIELDS if any(name in row for row in updates)]
+    fields = [name for name in Updates.__annotations__ if any(name in row for row in updates)]
     return {
         "seed": run.config.run.seed,
         "argv": run.description["argv"],

@@ -79,8 +79,6 @@ def full_size_config() -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.full_size", description=__doc__)
-    if args.out.exists():
-        raise BadInput(f"{args.out} exists already: name a new folder")
     if not torch.cuda.is_available():
         raise BadInput("weights of full size are made on a GPU with 20 GB free, but torch sees none")
     device = torch.device("cuda")
@@ -88,7 +86,6 @@ def main(argv: Sequence[str]) -> None:
         small = args.grow or make_tiny_checkpoint(Path(scratch), size=SMALL_SIZE)
         noise = None if args.grow is None else args.noise
         write_large(small, folder, full_size_config(), noise, args.seed, device)
-        folder.rename(args.out)
     print(f"wrote {args.out}")
 
 

@@ -18,6 +18,7 @@ from command_line import main_guard
 from contracts import GIB, BadInput
 
 SAMPLING_INTERVAL_S = 0.05
+USAGE = "usage: python -m benchmarks.smaller_card GIB COMMAND ..."
 
 
 def take_ballast(gpu_index: int, free_gib: float) -> torch.Tensor:
@@ -50,8 +51,11 @@ def run_watched(command: Sequence[str], gpus: Sequence[int]) -> tuple[int, dict[
 def main(argv: Sequence[str]) -> None:
     """Raises SystemExit with the command's exit code."""
     if len(argv) < 2:
-        raise BadInput("usage: python -m benchmarks.smaller_card GIB COMMAND ...")
-    free_gib = float(argv[0])
+        raise BadInput(USAGE)
+    try:
+        free_gib = float(argv[0])
+    except ValueError:
+        raise BadInput(USAGE) from None
     gpus = range(torch.cuda.device_count())
     if not gpus:
         raise BadInput("torch sees no CUDA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES")

@@ -53,14 +53,15 @@ class TaskConfig:
 class SimulatorConfig:
     """The simulator; the same for training and evaluation."""
 
-    # Simulators for each rank (a process with its GPU). 1 runs in that process; several run in worker processes. auto:
-    # one for each usable core, and one more if the policy runs on a CPU; fewer if they would take more than half of the
-    # main or GPU memory that is free once the policy is loaded, or if there are not so many episodes to play.
+    # Simulators for each rank (a process with its GPU), each in a process of its own. auto: one for each usable core,
+    # and one more if the policy runs on a CPU; fewer if they would take more than half of the main or GPU memory that
+    # is free once the policy is loaded, or if there are not so many episodes to play.
     num_envs: PositiveInt | Literal["auto"] = "auto"
     # Where worker processes run. processes: on this machine; ray: on the nodes of a Ray cluster (docs/SCALE_OUT.md).
     simulators: Annotated[Literal["processes", "ray"], CHANGEABLE] = "processes"
-    # Meshes and textures: `official` (LIBERO's), `lowpoly` (this project's) or a folder. auto: official for a 7B; for a
-    # small policy official if there is a GPU, they are installed and the policy was trained on them, else lowpoly.
+    # Meshes and textures: `official` (LIBERO's), `lowpoly` (this project's) or a folder. auto: official for a 7B,
+    # unless it was trained on other looks alone; for a small policy official if there is a GPU, they are installed and
+    # the policy was trained on them, else lowpoly.
     assets: Annotated[str, CHANGEABLE] = "auto"
     # Task file (BDDL) of your own, see docs/OWN_TASKS.md (None: the tasks of the suite).
     bddl_file: str | None = None
@@ -188,7 +189,8 @@ class UpdateConfig:
     warmup_epochs: PositiveInt | Literal["auto"] = "auto"
     # Decisions per optimizer step at most, over all ranks: a rollout is divided into equal parts.
     batch_size: PositiveInt = 64
-    # Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit).
+    # Decisions per forward and backward pass at most. This changes memory and speed, not the result (auto: as many as
+    # fit).
     micro_batch_size: Annotated[PositiveInt | Literal["auto"], CHANGEABLE] = "auto"
     # Learning rate of AdamW, per optimizer step. With --desired-kl it is RL's first one.
     lr: Annotated[PositiveFloat, tyro.conf.arg(aliases=["--learning-rate"])] = 3e-5

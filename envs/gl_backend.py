@@ -10,7 +10,9 @@ from envs.cache import choose_library_caches
 
 LIBRARIES = ("libEGL.so.1", "libOpenGL.so.0")
 REPAIR = (
-    "run: apt-get install libegl1 libopengl0 libgl1-mesa-dri; in a container with an NVIDIA GPU start it with "
+    "install libEGL, libOpenGL and Mesa's drivers (Debian, Ubuntu: sudo apt-get install libegl1 libopengl0 "
+    "libgl1-mesa-dri; Fedora: sudo dnf install libglvnd-egl libglvnd-opengl mesa-libEGL mesa-dri-drivers), or choose "
+    "another device by MUJOCO_EGL_DEVICE_ID; in a container with an NVIDIA GPU start it with "
     "NVIDIA_DRIVER_CAPABILITIES=all"
 )
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
@@ -52,15 +54,23 @@ def render_device() -> Iterator[str]:
 
 
 def choose_egl_device() -> str:
-    """EGL's index of the device to render on: MUJOCO_EGL_DEVICE_ID, else the learner's GPU, else 0 (Mesa)."""
+    """EGL's index of the device to render on: MUJOCO_EGL_DEVICE_ID, else the learner's GPU, else the first that works.
+
+    Without a device that works it is 0.
+    """
     users_choice = os.environ.get("MUJOCO_EGL_DEVICE_ID")
     if users_choice:
         return users_choice
     from mujoco.egl import egl_ext
 
     learner = int(os.environ.get("LOCAL_RANK", "0"))
-    cuda_indices = [_cuda_index(device) for device in egl_ext.eglQueryDevicesEXT()]
-    return str(cuda_indices.index(learner) if learner in cuda_indices else 0)
+    devices = egl_ext.eglQueryDevicesEXT()
+    cuda_indices = [_cuda_index(device) for device in devices]
+    if learner in cuda_indices:
+        return str(cuda_indices.index(learner))
+    # MuJoCo tries no other device than the one that it is told, and this user may not be allowed to open device 0.
+    working = (index for index, device in enumerate(devices) if _can_be_opened(device))
+    return str(next(working, 0))
 
 
 def _cuda_index(device: ctypes.c_void_p) -> int | None:
@@ -76,6 +86,18 @@ def _cuda_index(device: ctypes.c_void_p) -> int | None:
     has_index = query(device, CUDA_DEVICE_NV, ctypes.byref(index))
     egl_ext.eglGetError()  # a device that is no GPU leaves EGL_BAD_ATTRIBUTE behind
     return index.value if has_index else None
+
+
+def _can_be_opened(device: ctypes.c_void_p) -> bool:
+    """Whether a display can be made on an EGL device, as MuJoCo makes it."""
+    from mujoco.egl import egl_ext
+    from OpenGL.error import GLError
+
+    try:
+        display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, device, None)
+        return display != egl_ext.EGL_NO_DISPLAY and bool(egl_ext.eglInitialize(display, None, None))
+    except GLError:
+        return False
 
 
 def renders_in_software(renderer: str) -> bool:

@@ -7,7 +7,6 @@ done by `envs.libero_simulator`.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -140,11 +139,10 @@ class LiberoEnv:
         return self._built().domain
 
     def close(self) -> None:
-        """Free the simulator. It is also freed at the end of the program."""
+        """Free the simulator."""
         if self._simulator is not None:
             simulator = self._simulator
             self._simulator = None
-            atexit.unregister(self.close)
             simulator.close()
 
     def _built(self) -> LiberoSimulator:
@@ -152,8 +150,6 @@ class LiberoEnv:
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
-            # Registered after the GL display, so called before its end: closing later would print EGLError.
-            atexit.register(self.close)
         return self._simulator
 
     # ------------------------------------------------------------------------------------------------- the start

@@ -5,7 +5,6 @@ results that have arrived. If the simulator fails, the result has an `error`, an
 """
 
 import logging
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from envs.env import ChunkResult, Env, EnvSpec, Start, TaskInfo
 from envs.libero import LiberoEnv
 from envs.libero_imports import check_versions
 from envs.task_switcher import EnvFactory, Prepare, TaskSwitcher
-from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
+from envs.worker import NoAnswer, ProcessWorker, Worker
 
 log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # for a reset, which may have to build the simulator
@@ -55,7 +54,7 @@ def make_pool(
     """
     check_versions()
     spec = _spec_for_workers(spec, simulators)
-    return Pool(spec, num_envs, make_env, prepare, _worker_class(simulators, num_envs))
+    return Pool(spec, num_envs, make_env, prepare, _worker_class(simulators))
 
 
 def _spec_for_workers(spec: EnvSpec, simulators: Simulators) -> EnvSpec:
@@ -70,8 +69,8 @@ def _spec_for_workers(spec: EnvSpec, simulators: Simulators) -> EnvSpec:
     return spec
 
 
-def _worker_class(simulators: Simulators, num_envs: int) -> type[Worker]:
-    """Workers on a Ray cluster, or in a process each. A single env runs in this process.
+def _worker_class(simulators: Simulators) -> type[Worker]:
+    """Workers on a Ray cluster, or in a process each.
 
     Raises BadInput if Ray is not installed, or if there is no cluster.
     """
@@ -80,7 +79,7 @@ def _worker_class(simulators: Simulators, num_envs: int) -> type[Worker]:
 
         ray_workers.connect()
         return ray_workers.RayWorker
-    return InlineWorker if num_envs == 1 else ProcessWorker
+    return ProcessWorker
 
 
 class Pool:
@@ -105,8 +104,7 @@ class Pool:
         self._make_env = make_env
         self._prepare = prepare
         self._step_timeout_s = step_timeout_s
-        # The end of a process frees its memory. Replacing an inline worker would free nothing, only build tasks again.
-        self._recycle_after = math.inf if worker_class is InlineWorker else recycle_after
+        self._recycle_after = recycle_after
         self._worker_class = worker_class
         self._workers = [self._new_worker() for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # played by each slot's present worker
@@ -169,7 +167,7 @@ class Pool:
         self._episodes[slot] = 0
 
     def close(self) -> None:
-        """End all workers. Idle ones close their simulators; those at work are killed."""
+        """End all workers. Idle ones end by themselves; those at work are killed."""
         for worker in self._workers:
             worker.close()
         for worker in self._workers:

@@ -61,9 +61,3 @@ class TaskSwitcher:
         images = self._prepare(result.observation.images)
         observation = replace(result.observation, images=images, prepared=True)
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
-
-    def close(self) -> None:
-        """Close all envs, the most recently used one first."""
-        while self._envs:
-            _, env = self._envs.popitem()
-            env.close()

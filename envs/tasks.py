@@ -146,10 +146,13 @@ def load_init_states(path: Path) -> np.ndarray:
     """Read a file of initial states: (num_states, 1 + nq + nv) float64, a row of time, qpos and qvel for each.
 
     Two formats: torch.save's (.pruned_init), and numpy.savez's with the key "states" (.npz), which LIBERO-PRO uses.
+    A file of LIBERO-Plus may hold a single row, without the table around it.
     Raises BadInput if the file holds anything else.
     """
     with undamaged(path):
         states = _read_array(path)
+        if states.ndim == 1:
+            states = states[np.newaxis]
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
             raise ValueError("it holds no table of finite float64 numbers")
     return states

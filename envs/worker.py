@@ -1,4 +1,4 @@
-"""Workers: they call a function, one request at a time, in this process or in a process that ends with the program.
+"""Workers call a function, one request at a time, in a process that ends with the program.
 
 `ProcessWorker` is the program's handle of such a process; the process runs `main`. It is a fresh interpreter, because
 multiprocessing's spawn would import the main script, and torch with it.
@@ -74,31 +74,6 @@ class Worker(Protocol):
     def end(self) -> object:
         """Wait until a closed worker has ended."""
         ...
-
-
-class InlineWorker:
-    """A worker in this process. `receive` does the work, so there is no deadline, and the worker cannot die."""
-
-    def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
-        self.deadline = math.inf
-        self._function: Any = make(*recipe)
-        self._arguments: tuple[object, ...] = ()
-
-    def request(self, *arguments: object, timeout_s: float) -> None:
-        self._arguments = arguments
-
-    @staticmethod
-    def wait(workers: Sequence["InlineWorker"], timeout_s: float) -> list["InlineWorker"]:
-        return list(workers)
-
-    def receive(self) -> Any:
-        return self._function(*self._arguments)
-
-    def close(self) -> None:
-        self._function.close()
-
-    def end(self) -> None:
-        """Nothing to do: `close` has done all."""
 
 
 class ProcessWorker:

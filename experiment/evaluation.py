@@ -75,7 +75,7 @@ def evaluate_and_record(
 ) -> None:
     """Evaluate the newest checkpoint, record the result, check it, and mark the checkpoint if it is the best.
 
-    Raises HopelessRun when the first evaluation, or the one after the warmup, shows that the run cannot learn.
+    Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
     started = time.perf_counter()
     with run.timed("eval"):

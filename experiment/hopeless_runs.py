@@ -13,12 +13,8 @@ log = logging.getLogger(__name__)
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
 
 
-class HopelessRun(BadInput):
-    """An evaluation shows that the run cannot learn. The message says how to go on all the same."""
-
-
 def check_baseline(config: TrainConfig, rates: Rates) -> None:
-    """Check the first evaluation: raise HopelessRun if the policy that training starts from had no success.
+    """Check the first evaluation: raise BadInput if the policy that training starts from had no success.
 
     That is the teacher, or without a warmup and transition the student. Logs a warning if the student nearly always
     succeeds already.
@@ -29,7 +25,7 @@ def check_baseline(config: TrainConfig, rates: Rates) -> None:
     baseline = rates["teacher"] if teacher_begins else student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         actor = "teacher" if teacher_begins else "student"
-        raise HopelessRun(
+        raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key, --assets and --teacher belong "
             "together. Beside an L1 head leave out --l1-student tokens, or give it a warmup. Or go on from here with "
@@ -48,14 +44,14 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 
 
 def check_imitation(phases: PhaseConfig, rates: Rates) -> None:
-    """Check the evaluation after the warmup: raise HopelessRun if the student did not learn to do as the teacher.
+    """Check the evaluation after the warmup: raise BadInput if the student did not learn to do as the teacher.
 
     The student fails only if its success rate is below the required one with a confidence of 95 %.
     """
     required = phases.warmup_success_ratio * rates["teacher"].rate
     _, upper_bound = rates["greedy"].interval
     if upper_bound < required:
-        raise HopelessRun(
+        raise BadInput(
             f"after the warmup the greedy student succeeds in {rates['greedy']}, and the teacher in "
             f"{rates['teacher']}: the student did not learn to imitate the teacher. Start again with more "
             "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "

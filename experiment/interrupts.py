@@ -14,7 +14,6 @@ import torch
 
 from command_line import handle_stop_signals, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
-from experiment.hopeless_runs import HopelessRun
 from experiment.report import update_report
 from experiment.run_folder import Run
 from experiment.stored_run import LOG_FILE
@@ -74,7 +73,7 @@ def until_the_end(run: Run) -> Iterator[None]:
             if (run.checkpoints / "latest").exists():
                 if isinstance(reason, TimeIsUp | KeyboardInterrupt):
                     update_report(run.folder)  # it was last written after an evaluation
-                if not isinstance(reason, HopelessRun):
+                if not isinstance(reason, BadInput):  # its message says how to go on
                     log.warning(
                         "stopped; go on with: python train_grpo.py --resume %s", shlex.quote(str(run.folder))
                     )

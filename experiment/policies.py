@@ -1,6 +1,7 @@
 """Find and load the policy of a run or an evaluation, and its teacher, and choose the looks that it sees."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +10,7 @@ from configs.sections import ModelConfig, UpdateConfig
 from envs.assets import find_pack, installed_official
 from envs.tasks import split_suite
 from rl.teacher_choice import TeacherChoice, choose_teacher
-from vla.adapter_folder import base_and_adapter, looks_of_adapter
+from vla.adapter_folder import base_and_adapter, read_metadata
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import scale_digest
 from vla.device import choose_device, is_large
@@ -39,18 +40,40 @@ def choose_looks(assets: str, model: ModelConfig) -> str:
 def prefers_official_looks(model: ModelConfig) -> bool:
     """Whether a policy sees LIBERO's own looks by default.
 
-    It does if it was trained on them; a small policy only on a GPU, and where they are installed: on a CPU they cost it
-    two thirds of its speed. Raises BadInput for a checkpoint that needs a GPU where there is none.
+    It does if it was trained on them; for an adapter the training that wrote it counts. A small policy sees them only
+    on a GPU, and where they are installed: on a CPU they cost it two thirds of its speed. Raises BadInput for a
+    checkpoint that needs a GPU where there is none.
     """
     base, adapter = base_and_adapter(str(model.checkpoint))
     has_gpu = choose_device(model.device, base).type == "cuda"
     if not is_large(base) and (not has_gpu or installed_official() is None):
         return False
-    trained_on = set() if adapter is None else looks_of_adapter(Path(adapter))
-    if Path(base).is_dir():
-        trained_on |= set(read_network_config(Path(base)).looks)
+    trained_on = set() if adapter is None else set(read_metadata(Path(adapter)).get("looks", "").split())
+    if not trained_on and Path(base).is_dir():
+        trained_on = set(read_network_config(Path(base)).looks)
     # Most checkpoints name no looks, and were trained on the official ones.
     return not trained_on or "official" in trained_on
+
+
+def model_before(model: ModelConfig, checkpoint: str) -> ModelConfig:
+    """The model of an evaluation that is compared with that of `model`, whose flags it shares.
+
+    If `model` is an adapter that was trained on this checkpoint, it is played as in that training, with the images and
+    the statistics that the adapter remembers. Raises BadInput if one of the two is not usable.
+    """
+    before = replace(model, checkpoint=checkpoint)
+    base, adapter = base_and_adapter(str(model.checkpoint))
+    if adapter is None or base_and_adapter(checkpoint)[1] is not None:
+        return before
+    if resolve_checkpoint(base).resolve() != resolve_checkpoint(checkpoint).resolve():
+        return before
+    metadata = read_metadata(Path(adapter))
+    num_images = int(metadata.get("num_images", 0)) or None
+    return replace(
+        before,
+        num_images=model.num_images or num_images,
+        unnorm_key=model.unnorm_key or metadata.get("unnorm_key") or None,
+    )
 
 
 def load_policy(

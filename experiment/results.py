@@ -24,8 +24,16 @@ from experiment.provenance import simulator_packages
 from vla.policy import Policy
 
 SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
-# What two evaluations that are compared may differ in.
-FREE_IN_COMPARISONS = ("checkpoint", "weights", "seed", "device", "frozen_weights")
+# What two evaluations that are compared may differ in: the policy, and where it runs.
+FREE_IN_COMPARISONS = (
+    "checkpoint",
+    "weights",
+    "unnorm_key",
+    "num_images",
+    "seed",
+    "device",
+    "frozen_weights",
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,9 @@ class Settings:
     device: str
     frozen_weights: str
     max_env_steps: int | None  # of --max-env-steps; None: the suite's step limit
-    unnorm_key: str | None  # of --unnorm-key, which chooses the scale of the actions
+    unnorm_key: str | None  # of --unnorm-key or the adapter; it chooses the scale of the actions
     prompt: Literal["clean", "leaked"] = "clean"
-    num_images: int | None = None  # of --num-images
+    num_images: int | None = None  # that the policy reads; None: unknown, in files of earlier programs
 
 
 @dataclass
@@ -92,7 +100,7 @@ def settings_of(
         max_env_steps=simulator.max_env_steps,
         unnorm_key=policy.fixed_unnorm_key,
         prompt=prompt,
-        num_images=model.num_images,
+        num_images=policy.num_images,
     )
 
 
@@ -148,6 +156,8 @@ def open_results(path: Path, settings: Settings, provenance: dict[str, object]) 
 
 def refuse_differences(name: str, stored: Settings, now: Settings, free: Sequence[str] = ()) -> None:
     """Raise BadInput unless an evaluation has the settings of the stored one `name`, apart from those in `free`."""
+    if stored.num_images is None:  # unknown
+        free = (*free, "num_images")
     differences = [
         f"{setting} is {value} there, and {getattr(now, setting)} here"
         for setting, value in vars(stored).items()

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs.config import TrainConfig
-from contracts import BadInput, output_place, read_bytes, write_json
+from contracts import BadInput, lock_file, output_place, read_bytes, write_json
 from envs.assets import find_pack
-from experiment.file_lock import lock_file
 from experiment.provenance import simulator_packages
 from experiment.run_folder import Run
 from experiment.stored_run import CONFIG_FILE, LOCK_FILE, LOG_FILE, METRICS_FILE, read_description

@@ -14,9 +14,8 @@ from filelock import FileLock
 
 from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig
-from contracts import TimeIsUp, flush, output_place, write_json
+from contracts import TimeIsUp, flush, lock_file, output_place, write_json
 from envs.assets import find_pack
-from experiment.file_lock import lock_file
 from experiment.provenance import provenance, simulator_packages
 from experiment.stored_run import CONFIG_FILE, LOCK_FILE, LOG_FILE, METRICS_FILE, RunDescription
 from experiment.terminal import log_to_file

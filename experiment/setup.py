@@ -51,7 +51,7 @@ def set_up(config: TrainConfig) -> Iterator[Setup]:
     task = config.task
     tasks = find_tasks(task, config.simulator)
     log_tasks(config, tasks)
-    renderer = find_renderer_apart()
+    renderer = find_renderer_apart(config.simulator.simulators)
     log_row("renderer", renderer)
 
     ranks = join_ranks(config.model.device)

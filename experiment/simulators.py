@@ -14,6 +14,7 @@ from contracts import GIB, BadInput
 from envs.env import EnvSpec, TaskInfo
 from envs.gl_backend import REPAIR, find_renderer, renders_in_software
 from envs.machine import free_main_memory, usable_cores
+from envs.pool import Simulators
 from envs.worker import NoAnswer, ask
 from experiment.terminal import log_row
 from rl.ranks import ALONE, Ranks
@@ -39,8 +40,13 @@ class SimulatorCount:
     left_gib: float  # main memory that they leave to this rank
 
 
-def find_renderer_apart() -> str:
-    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn."""
+def find_renderer_apart(simulators: Simulators) -> str:
+    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn.
+
+    With Ray this machine draws nothing, so nothing is tried.
+    """
+    if simulators == "ray":
+        return "on the cluster's machines"
     try:
         renderer = ask(find_renderer)
     except NoAnswer as reason:

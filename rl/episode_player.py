@@ -78,9 +78,6 @@ class EpisodePlayer:
             if self.waiting:
                 self.send_decisions()
             self.start_episodes(queue)
-        if self.pool.num_slots == 1:  # a single simulator works in this process, while `ready` waits
-            working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
-            self.times["wait"] = max(0.0, self.times["wait"] - working_s)
 
     def start_episodes(self, queue: EpisodeQueue) -> None:
         """Start an episode in every free slot, as long as the queue gives any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from dataclasses import replace
@@ -29,6 +30,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: it would make a test depend on how busy the machine is. Derandomised: a failure here repeats anywhere.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def _no_log_file_outlives_its_test():
+    """A run adds its file to the root logger; the file is deleted with the test's folder."""
+    yield
+    for handler in list(logging.root.handlers):
+        if type(handler) is logging.FileHandler:
+            logging.root.removeHandler(handler)
+            handler.close()
 
 
 @pytest.fixture(scope="session")

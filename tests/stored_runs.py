@@ -79,6 +79,7 @@ SETTINGS = Settings(
     frozen_weights="float32",
     max_env_steps=None,
     unnorm_key=None,
+    num_images=1,
 )
 RULES = {
     "teacher": Rule("greedy", actor="teacher"),

@@ -1,4 +1,4 @@
-"""A refusal is one line; JSON files are whole; a pointer names a checkpoint."""
+"""A refusal is one line; JSON files are whole; one program at a time writes; a pointer names a checkpoint."""
 
 import errno
 
@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import BadInput, output_place, read_json, resolve_pointer, write_json
+from contracts import (
+    BadInput,
+    lock_file,
+    locked,
+    output_place,
+    read_json,
+    resolve_pointer,
+    unfinished_folder,
+    write_json,
+)
 
 
 @given(st.text())
@@ -30,6 +39,27 @@ def test_only_what_cannot_be_written_is_a_problem_of_the_output_place(tmp_path):
         raise PermissionError(errno.EACCES, "Permission denied", "/base/config.json")
     with pytest.raises(BadInput, match="--out"), output_place(tmp_path / ("long" * 100)):
         pass
+
+
+def test_a_second_program_is_refused_while_the_first_one_runs(tmp_path):
+    """That a lock ends with a killed program is in test_faults.py."""
+    path = tmp_path / "new" / "lock"
+    with locked(path, "the run"), pytest.raises(BadInput, match="the run"):
+        lock_file(path, "the run")
+    with locked(path, "the run"):
+        pass
+    assert not path.exists()
+
+
+def test_two_programs_do_not_write_one_folder(tmp_path):
+    out = tmp_path / "new" / "out"
+    with unfinished_folder(out) as folder:
+        (folder / "first").touch()
+        with pytest.raises(BadInput, match="by another program"), unfinished_folder(out):
+            pass
+    with pytest.raises(BadInput, match="exists already"), unfinished_folder(out):
+        pass
+    assert [path.name for path in out.parent.rglob("*")] == ["out", "first"]
 
 
 def test_a_pointer_names_the_checkpoint_beside_it_and_all_else_is_kept(tmp_path):

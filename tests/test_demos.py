@@ -12,9 +12,10 @@ from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from vla.images import decode_jpeg, encode_jpeg
+from vla.tokens import NUM_BINS
 from workshop import noisy_episode
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
-from workshop.demos import DemosArgs, collect, fullest_bins
+from workshop.demos import DemosArgs, collect
 from workshop.noisy_episode import Attempt, attempt_of, record_episode
 
 DISTANCES_CM = (2.0, 4.0, 6.0, 8.0)
@@ -73,6 +74,20 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     assert abs(result.env_steps - episode.env_steps) <= 1
     assert episode.task_id == 0
     assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
+
+
+def fullest_bins(labels: np.ndarray) -> np.ndarray:
+    """The share of the labels (T, 7) in the fullest bin, for each of the six motions, (6,).
+
+    A share far above the others is a spike (workshop/noisy_episode.py says what follows); of 256 equal ones each would
+    be 0.4 %. The bins divide the range from the 1st to the 99th percentile, as the action tokens do; values beyond it
+    fall into the outermost bins.
+    """
+    motions = labels[:, :6].astype(np.float64)
+    low, high = np.quantile(motions, [0.01, 0.99], axis=0)
+    places = (motions.clip(low, high) - low) / (high - low)  # in [0, 1]
+    counts = [np.histogram(values, NUM_BINS, (0.0, 1.0))[0].max() for values in places.T]
+    return np.array(counts) / len(motions)
 
 
 def test_no_value_of_a_motion_is_a_spike_among_the_labels(env, monkeypatch):

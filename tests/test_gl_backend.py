@@ -11,15 +11,19 @@ from envs.libero_imports import prepare_imports
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets up a machine with EGL devices of these CUDA indices, None for what CUDA cannot see."""
+    """Sets up a machine with EGL devices of these CUDA indices, None for what CUDA cannot see.
+
+    closed: the devices that cannot be opened.
+    """
     prepare_imports()
     from mujoco.egl import egl_ext
 
     monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)
 
-    def with_devices(*cuda_indices):
+    def with_devices(*cuda_indices, closed=()):
         monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_indices))))
         monkeypatch.setattr(gl_backend, "_cuda_index", lambda device: cuda_indices[device])
+        monkeypatch.setattr(gl_backend, "_can_be_opened", lambda device: device not in closed)
 
     return with_devices
 
@@ -54,3 +58,15 @@ def test_every_rank_renders_on_its_own_gpu_unless_the_user_chooses(
     assert choose_egl_device() == index
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
     assert choose_egl_device() == "7"
+
+
+@pytest.mark.parametrize(("closed", "index"), [((0,), "1"), ((0, 1, 2), "0")])
+def test_a_device_that_cannot_be_opened_is_passed_over(machine, closed, index):
+    machine(None, None, None, closed=closed)
+    assert choose_egl_device() == index
+
+
+def test_what_egl_lists_but_does_not_know_cannot_be_opened(machine):
+    can_be_opened = gl_backend._can_be_opened
+    machine(None)
+    assert not can_be_opened(None)

@@ -10,7 +10,6 @@ from command_line import STOP_SIGNALS
 from configs.config import TrainConfig
 from configs.sections import RunConfig
 from contracts import BadInput
-from experiment.hopeless_runs import HopelessRun
 from experiment.interrupts import interruptible, until_the_end
 from experiment.run_folder import Run
 from experiment.stored_run import LOG_FILE
@@ -51,10 +50,10 @@ def test_the_report_of_a_stopped_run_has_all_its_updates(run):
     assert f"{ROWS[-1]['global_step']:,} of" in (run.folder / "report" / "index.html").read_text()
 
 
-def test_a_hopeless_run_is_not_told_to_go_on_as_it_was(run, caplog):
+def test_a_run_whose_end_says_how_to_go_on_is_not_told_to_go_on_as_it_was(run, caplog):
     store(run.folder, ROWS)
     (run.checkpoints / "latest").write_text("step_1")
-    for reason, is_told in ((HopelessRun("no success"), False), (KeyboardInterrupt(), True)):
+    for reason, is_told in ((BadInput("no success"), False), (KeyboardInterrupt(), True)):
         caplog.clear()
         end_with(run, reason)
         assert (f"--resume {run.folder}" in caplog.text) == is_told

@@ -215,6 +215,18 @@ def test_an_interrupted_merge_leaves_nothing_and_so_does_one_after_a_kill(adapte
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("step", ["vla.loading._load_networks", "vla.merge._logits"])
+def test_a_merge_that_lacks_gpu_memory_advises_the_cpu(adapter, tmp_path, monkeypatch, step):
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory\nand more")
+
+    monkeypatch.setattr(step, run_out)
+    monkeypatch.setattr(merge_module, "handle_stop_signals", lambda _: None)
+    with pytest.raises(BadInput, match=r"out of GPU memory.*--device cpu"):
+        merge_module.main(["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("shift", [0.6, 50.0, float("nan")])
 def test_a_difference_as_large_as_what_training_changed_is_refused_though_no_token_is_clear(shift):
     unmerged = torch.zeros(1, 4, 256)

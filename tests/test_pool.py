@@ -1,4 +1,4 @@
-"""The pool of envs: one contract for all kinds of workers, and every way in which a worker can fail."""
+"""The pool of envs: how an episode runs, and every way in which a worker can fail."""
 
 import os
 from dataclasses import replace
@@ -10,16 +10,15 @@ from contracts import BadInput
 from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
 from envs.task_switcher import TaskSwitcher
-from envs.worker import InlineWorker, ProcessWorker
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
 CHUNK = np.zeros((8, 7))
 
 
-@pytest.fixture(params=[InlineWorker, ProcessWorker])
-def pool(request):
-    with Pool(SPEC, 1, FakeEnv, worker_class=request.param) as pool:
+@pytest.fixture
+def pool():
+    with Pool(SPEC, 1, FakeEnv) as pool:
         yield pool
 
 
@@ -106,6 +105,12 @@ def test_a_hung_worker_is_replaced_while_others_work_and_tells_where_it_hung(fif
         assert run_chunk(pool, WORK).error is None
 
 
+def test_a_single_simulator_has_a_process_of_its_own(monkeypatch):
+    monkeypatch.setattr("envs.pool.make_env", FakeEnv)
+    with make_pool(SPEC, 1) as pool:
+        assert worker_of(run_chunk(pool)) != os.getpid()
+
+
 def test_workers_are_recycled_between_episodes():
     with Pool(SPEC, 1, FakeEnv, recycle_after=2) as pool:
         workers = [worker_of(run_chunk(pool)) for _ in range(5)]
@@ -136,10 +141,10 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
     starts = [Start(5, seed=5), Start(6, seed=6), Start(None, seed=70), Start(None, seed=71)]
     with make_pool(spec, 1, every_fourth_pixel) as pool:
-        inline = play(pool, starts)
+        alone = play(pool, starts)
     with make_pool(spec, 2, every_fourth_pixel) as pool:
         workers = play(pool, starts)
-    for ours, theirs in zip(workers, inline, strict=True):
+    for ours, theirs in zip(workers, alone, strict=True):
         assert (ours.env_steps, ours.success, ours.error) == (theirs.env_steps, theirs.success, None)
         if not ours.done:
             np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
@@ -169,5 +174,3 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
     assert closed == [1]  # the one that was not used for longest
     with pytest.raises(BadInput, match="14 numbers"):
         slot(np.zeros((8, 14)))
-    slot.close()
-    assert sorted(closed) == [0, 1, 2, 3]

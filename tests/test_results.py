@@ -6,17 +6,19 @@ from dataclasses import replace
 import pytest
 
 from configs.eval_config import EvalConfig
-from configs.sections import ModelConfig
+from configs.sections import ModelConfig, SimulatorConfig
 from contracts import BadInput
 from envs.env import TaskInfo
-from eval import choose_rules, missing_episodes, play_missing, task_keys
+from eval import check_comparison, choose_rules, missing_episodes, play_missing, task_keys
 from experiment.episodes import EpisodeKey, Rule
+from experiment.policies import model_before
 from experiment.results import (
     FREE_IN_COMPARISONS,
     Results,
     open_results,
     read_results,
     refuse_differences,
+    settings_of,
     write_results,
 )
 from experiment.results_table import comparison_table
@@ -102,7 +104,14 @@ def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_und
 
 @pytest.mark.parametrize(
     ("setting", "value", "may_be_compared"),
-    [("weights", "xyz", True), ("seed", 1, True), ("assets", "official", False), ("simulator", "2", False)],
+    [
+        ("weights", "xyz", True),
+        ("seed", 1, True),
+        ("unnorm_key", "mine", True),
+        ("num_images", 2, True),
+        ("assets", "official", False),
+        ("simulator", "2", False),
+    ],
 )
 def test_results_go_on_with_equal_settings_and_are_compared_with_those_of_another_policy(
     tmp_path, setting, value, may_be_compared
@@ -117,6 +126,39 @@ def test_results_go_on_with_equal_settings_and_are_compared_with_those_of_anothe
     refused = nullcontext() if may_be_compared else pytest.raises(BadInput, match="--compare-with")
     with refused:
         refuse_differences("--compare-with", SETTINGS, changed, FREE_IN_COMPARISONS)
+
+
+def test_results_whose_number_of_images_is_unknown_go_on():
+    refuse_differences("--out", replace(SETTINGS, num_images=None), SETTINGS)
+
+
+def test_a_start_is_compared_as_it_was_in_the_training_of_the_adapter(small_one_image, small, tmp_path):
+    given = {"num_images": 2, "unnorm_key": "libero_goal_no_noops"}
+    adapter = tmp_path / "adapter"
+    load_policy(small_one_image, **given).save_adapter(adapter)
+    trained = ModelConfig(str(adapter))
+    assert model_before(trained, str(small_one_image)) == ModelConfig(str(small_one_image), **given)
+    for other in (small, adapter):
+        assert model_before(trained, str(other)) == ModelConfig(str(other))
+    flagged = replace(trained, num_images=1)
+    assert model_before(flagged, str(small_one_image)).num_images == 1
+
+
+def test_the_number_of_images_of_a_policy_is_recorded():
+    settings = settings_of(ModelConfig("policy"), SimulatorConfig(assets="lowpoly"), FakePolicy(), seed=0)
+    assert settings.num_images == FakePolicy.num_images
+
+
+def test_a_comparison_without_pairs_or_with_other_images_is_told_before_it_is_played(capsys):
+    before = results_with("11", GREEDY, num_images=1)
+    after = replace(SETTINGS, num_images=2)
+    # A rule alone is compared with every other.
+    check_comparison("--compare-with", before, after, PLAN, [SAMPLED])
+    assert "reads 1 image(s), this one 2" in "".join(capsys.readouterr())
+    before.episodes += results_with("11", Rule("sample", 1.6)).episodes
+    check_comparison("--compare-with", before, after, PLAN, [SAMPLED, GREEDY])
+    with pytest.raises(BadInput, match=r"greedy; sampled, T = 1\.6\) than these \(sampled, T = 0\.6\)"):
+        check_comparison("--compare-with", before, after, PLAN, [SAMPLED])
 
 
 def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):

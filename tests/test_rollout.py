@@ -84,6 +84,10 @@ def test_a_rollout_is_a_gapless_prefix_of_whole_episodes_that_reaches_n_steps(le
         assert len(t.decisions) == -(-length // CHUNK_LENGTH)
 
 
+def test_waiting_for_a_single_simulator_counts_as_waiting():
+    assert play(FakePool(lengths_script(8), num_slots=1), n_steps=8).times["wait"] > 0
+
+
 # simulator faults
 
 

@@ -1,5 +1,6 @@
 """What a run is set up with: looks, names, the first observation of a simulator, the weights' fingerprint."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 
 from configs.config import TrainConfig, changed
 from configs.sections import ModelConfig, TaskConfig
-from contracts import BadInput
+from contracts import BadInput, read_json, write_json
 from envs.assets import Pack
 from experiment import policies
 from experiment.policies import choose_looks, load_policy, weights_fingerprint
@@ -55,6 +56,19 @@ def test_an_adapter_of_a_7b_that_was_trained_on_low_poly_pictures_sees_these(mon
     monkeypatch.setattr(policies, "find_pack", lambda name: Pack(name, Path()))
     assert choose_looks("auto", ModelConfig(str(tmp_path / "adapter"))) == "lowpoly"
     assert choose_looks("auto", ModelConfig(str(small))) == "official"
+
+
+def test_a_run_decides_what_its_policy_is_shown_and_not_what_its_base_knows_too(monkeypatch, small, tmp_path):
+    monkeypatch.setattr(policies, "choose_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(policies, "installed_official", lambda: True)
+    monkeypatch.setattr(policies, "find_pack", lambda name: Pack(name, Path()))
+    base = shutil.copytree(small, tmp_path / "base")
+    config = base / "config.json"
+    write_json(config, read_json(config) | {"looks": ["lowpoly", "official"]})
+    policy = load_policy(on_cpu(base), SUITE)
+    for looks, shown in (("lowpoly", "lowpoly"), ("official", "official"), ("", "official")):
+        policy.save_adapter(tmp_path / "adapter", looks)
+        assert choose_looks("auto", ModelConfig(str(tmp_path / "adapter"))) == shown
 
 
 def test_pointers_are_replaced_by_what_they_name_now_and_paths_are_absolute(monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
+from command_line import parse_flags
 from contracts import BadInput, read_json, write_json
 from tests.demo_episodes import observations_of, write_demos
 from tests.small_checkpoint import BUNDLED, SMALL, load_policy, load_small_network, make_small_checkpoint
@@ -20,6 +21,7 @@ from vla.load_options import Mode
 from vla.merge import merge
 from vla.policy import Policy
 from vla.tokens import ACTION_TOKEN_IDS
+from workshop import sft_training
 from workshop.demo_files import DemoEpisode, list_episodes, read_episode
 from workshop.sft_config import SftArgs, TinySize
 from workshop.sft_training import fine_tune, logits_and_other_logsumexp, token_loss
@@ -142,6 +144,23 @@ def test_a_training_that_fails_leaves_nothing(demos, tmp_path, changes, flag):
     with pytest.raises(BadInput, match=flag):
         fine_tune(sft_args(demos, tmp_path / "out", **changes))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["load_student", "add_gradient", "measure"])
+def test_too_little_gpu_memory_is_answered_with_flags_of_this_program(demos, tmp_path, monkeypatch, place):
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(sft_training, place, run_out)
+    with pytest.raises(BadInput, match=r"out of GPU memory.*--lora-rank 32") as refusal:
+        fine_tune(sft_args(demos, tmp_path / "out", holdout=0.5))
+    assert "--num-envs" not in str(refusal.value)
+
+
+def test_help_explains_each_setting_once(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(SftArgs, ["--help"], prog="python -m workshop.sft")
+    assert capsys.readouterr().out.count("GiB of GPU memory") == 1
 
 
 def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp_path):

@@ -1,11 +1,13 @@
-"""Programs side by side: all are run, and on no GPU but the visible ones."""
+"""Programs side by side: all are run, on no GPU but the visible ones, and on one that is free."""
 
 import os
+from threading import Event
 
 import pytest
 import torch
 
 from contracts import BadInput
+from workshop import side_by_side
 from workshop.side_by_side import run_side_by_side, visible_gpus
 
 
@@ -18,6 +20,23 @@ def test_one_that_fails_does_not_keep_others_from_running(tmp_path):
     with pytest.raises(BadInput, match="ended with 3"):
         run_side_by_side(programs, at_once=1)
     assert [log.read_text().strip() for log in programs] == ["", "1", "2"]
+
+
+def test_a_program_takes_the_gpu_that_was_given_back(tmp_path, monkeypatch):
+    gpu_of = {}
+    last_has_begun = Event()
+
+    def pretend(log, programs, gpu):
+        gpu_of[log.stem] = gpu
+        if log.stem == "last":
+            last_has_begun.set()
+        elif log.stem == "long":
+            last_has_begun.wait(10)
+
+    monkeypatch.setattr(side_by_side, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(side_by_side, "run", pretend)
+    run_side_by_side({tmp_path / f"{name}.log": [] for name in ("long", "short", "last")}, at_once=2)
+    assert gpu_of["last"] == gpu_of["short"] != gpu_of["long"]
 
 
 @pytest.mark.parametrize(

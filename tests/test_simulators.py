@@ -70,7 +70,15 @@ def crash():
 def test_a_machine_that_cannot_render_is_refused(monkeypatch):
     monkeypatch.setattr(simulators, "find_renderer", crash)
     with pytest.raises(BadInput):
-        find_renderer_apart()
+        find_renderer_apart("processes")
+
+
+def test_with_ray_the_policys_machine_need_not_render_and_its_gpu_is_not_planned_for(machine, monkeypatch):
+    machine(cores=2)
+    monkeypatch.setattr(simulators, "find_renderer", crash)
+    config = SimulatorConfig(num_envs=8, simulators="ray")
+    count = count_simulators(config, 1, GPU, find_renderer_apart("ray"), useful=8)
+    assert (count.num_envs, count.gpu_gib) == (8, 0.0)
 
 
 class TwoRanks(Ranks):

@@ -55,6 +55,12 @@ def test_states_are_those_that_torch_reads():
     np.testing.assert_array_equal(load_init_states(path), torch.load(path, weights_only=False))
 
 
+def test_a_single_state_without_a_table_is_a_table_of_one_row(tmp_path):
+    path = tmp_path / "layout.pruned_init"
+    torch.save(np.arange(3.0), path)
+    np.testing.assert_array_equal(load_init_states(path), [[0.0, 1.0, 2.0]])
+
+
 class Malicious:
     def __init__(self, trace):
         self.trace = trace
@@ -65,7 +71,14 @@ class Malicious:
 
 @pytest.mark.parametrize(
     "content",
-    [Malicious("trace"), [1.0], np.zeros(3), np.array([[np.nan, 1.0]]), np.zeros((2, 3), np.float32)],
+    [
+        Malicious("trace"),
+        [1.0],
+        np.zeros((1, 2, 3)),
+        np.zeros(0),
+        np.array([[np.nan, 1.0]]),
+        np.zeros((2, 3), np.float32),
+    ],
 )
 def test_anything_but_a_finite_float64_table_is_refused_and_code_does_not_run(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)

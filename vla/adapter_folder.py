@@ -81,9 +81,12 @@ def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
     return base, str(folder)
 
 
-def looks_of_adapter(folder: Path) -> set[str]:
-    """The looks that a trained adapter has recorded: see `CheckpointInfo`. Raises BadInput for damaged weights."""
-    return set(read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split())
+def read_metadata(folder: Path) -> dict[str, str]:
+    """What a trained adapter has recorded about its training: see `Policy.save_adapter`.
+
+    It is empty where another program wrote the adapter. Raises BadInput for damaged weights.
+    """
+    return read_header(folder / WEIGHTS_FILE)[1]
 
 
 def write_adapter(folder: Path, network: OpenVLAOFT, base_model: str, metadata: dict[str, str]) -> None:

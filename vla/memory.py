@@ -67,18 +67,17 @@ def plan_update(
     instruction: str = MADE_UP_INSTRUCTION,
     rollout: RolloutSize = NO_ROLLOUT,
 ) -> Plan:
-    """Choose which blocks recompute their activations, and the micro-batch size where it is "auto", by measuring.
+    """Choose which blocks recompute their activations, and the micro-batch size, by measuring.
 
     Sets the network's `recomputed_blocks` to the plan's, and with a frozen trunk the policy's `kept_on`.
-    most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
-    that other processes are going to use. instruction: one that the policy will get, because a large network is
-    compiled for the length of its prompt. Raises BadInput when nothing fits. On a CPU everything is taken to fit.
+    micro_batch_size: the largest one allowed, because a resumed run may have a smaller GPU; "auto": most_decisions, the
+    largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory that other
+    processes are going to use. instruction: one that the policy will get, because a large network is compiled for the
+    length of its prompt. Raises BadInput when nothing fits. On a CPU everything is taken to fit.
     """
     smallest = smallest_micro_batch(policy.network)
-    if micro_batch_size == "auto":
-        sizes = list(range(smallest, max(most_decisions, smallest) + 1))
-    else:
-        sizes = [max(micro_batch_size, smallest)]
+    largest = most_decisions if micro_batch_size == "auto" else micro_batch_size
+    sizes = list(range(smallest, max(largest, smallest) + 1))
     plan = Plan(sizes[-1], 0)
     if policy.device.type == "cuda":
         (observation,) = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)

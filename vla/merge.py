@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
-from contracts import BadInput, Observation, read_json, unfinished_folder, write_json
+from contracts import BadInput, Observation, first_line, read_json, unfinished_folder, write_json
 from vla.adapter_folder import ADAPTER_PROPRIO_FILE, StoredAdapter, base_and_adapter, read_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
@@ -60,27 +60,27 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
     The two are compared in the base's dtype, on synthetic observations. Raises BadInput, and leaves no folder, when
     they differ by more than rounding.
     """
-    if out.exists():
-        raise BadInput(f"--out {out} exists already: name a new folder")
-    base, adapter_folder = base_and_adapter(str(adapter))
-    if adapter_folder is None:
-        raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    stored = read_adapter(Path(adapter_folder))
-    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter_folder)
-    check_scale(stored, info)
-    unnorm_key = stored.unnorm_key or next(iter(info.statistics))
-    stored_dtype = next(iter(info.weights.values())).dtype
-    dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
-    options = LoadOptions(
-        task_suite=unnorm_key,
-        unnorm_key=unnorm_key,
-        num_images=info.num_images,
-        device=device,
-        frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
-        compile="off",
-        l1_student=stored.l1_student,
-    )
     with unfinished_folder(out) as folder:
+        base, adapter_folder = base_and_adapter(str(adapter))
+        if adapter_folder is None:
+            raise BadInput(
+                f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints"
+            )
+        stored = read_adapter(Path(adapter_folder))
+        info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter_folder)
+        check_scale(stored, info)
+        unnorm_key = stored.unnorm_key or next(iter(info.statistics))
+        stored_dtype = next(iter(info.weights.values())).dtype
+        dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
+        options = LoadOptions(
+            task_suite=unnorm_key,
+            unnorm_key=unnorm_key,
+            num_images=info.num_images,
+            device=device,
+            frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
+            compile="off",
+            l1_student=stored.l1_student,
+        )
         # Raises BadInput if the adapter does not fit to the base.
         policy = Policy.load(adapter_folder, replace(options, statistics=str(info.statistics_folder)))
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
@@ -91,9 +91,7 @@ def merge(adapter: Path, out: Path, device: str = "cpu") -> str:
         write_merged(info, stored, folder)
         write_card(folder, out.name, base, info.weights_folder, stored)
         merged = _logits(Policy.load(str(folder), options), observations)
-        verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
-        folder.rename(out)
-    return verdict
+        return judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
@@ -197,7 +195,10 @@ def distance(one: Tensor, other: Tensor) -> float:
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     handle_stop_signals(signal.default_int_handler)  # so that the unfinished folder is removed
-    verdict = merge(args.adapter, args.out, str(choose_device(args.device)))
+    try:
+        verdict = merge(args.adapter, args.out, str(choose_device(args.device)))
+    except torch.OutOfMemoryError as error:
+        raise BadInput(f"out of GPU memory ({first_line(error)}): use --device cpu") from None
     print(f"wrote {args.out}: {verdict}", flush=True)
 
 

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 ADVICE = (
     "lower --num-envs (simulators may render on the GPU), --max-batch, --micro-batch-size or --lora-rank, train fewer "
-    "blocks (--trained-blocks 8), raise --memory-budget, close other programs on the GPU, or use a larger one"
+    "blocks (--trained-blocks 8), raise --memory-budget, close other programs on the GPU, or use a larger one; "
+    "a run goes on with --resume RUN, which keeps its --num-envs, --lora-rank and --trained-blocks"
 )
 
 
@@ -48,13 +49,13 @@ def smallest_micro_batch(network: OpenVLAOFT) -> int:
 
 
 def shrink_until_it_fits(
-    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], learns: bool
+    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], learns: bool, advice: str = ADVICE
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with half the size if GPU memory runs out. Returns the size and the result.
 
     The network remembers the smaller size, with which later calls begin. learns: whether it computes gradients. Then
-    all blocks recompute their activations if even the smallest batch does not fit. Raises BadInput when nothing is left
-    to try.
+    all blocks recompute their activations if even the smallest batch does not fit. Raises BadInput with the advice when
+    nothing is left to try.
     """
     smallest = smallest_micro_batch(network) if learns else 1
     batch_size = min(batch_size, network.largest_batches.get(learns, batch_size))
@@ -74,4 +75,4 @@ def shrink_until_it_fits(
         elif learns and network.recompute_everything():
             log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         else:
-            raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {ADVICE}")
+            raise BadInput(f"out of GPU memory ({reason}) in the smallest pass: {advice}")

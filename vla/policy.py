@@ -248,12 +248,16 @@ class Policy:
     # Files
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
-        """Write an adapter folder with all that training has changed. looks: the simulators' in training."""
+        """Write an adapter folder with all that training has changed.
+
+        looks: the simulators' in this training, which say what the policy is shown by default. Without any it keeps
+        those that the policy was loaded with.
+        """
         metadata = {
             "base_fingerprint": self.base_fingerprint,
             "head_fingerprint": self.head_fingerprint,
             "frozen_weights": self.frozen_weights,
-            "looks": " ".join(sorted({*self.info.looks, *looks.split()})),
+            "looks": looks or " ".join(self.info.looks),
             "l1_student": "laplace" if self.is_laplace else "tokens",
             "num_images": str(self.num_images),
             "scale": scale_digest(self.statistics),

@@ -20,8 +20,6 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
-
 from command_line import main_guard, parse_flags
 from configs.bounds import (
     NOT_NEGATIVE,
@@ -38,12 +36,10 @@ from envs.libero_imports import simulator_versions
 from envs.pool import task_info
 from envs.worker import NoAnswer, ProcessWorker
 from experiment.terminal import say, show_progress
-from vla.tokens import NUM_BINS
-from workshop.demo_files import RECIPE_FILE, episode_path, list_episodes, read_episode, write_episode
+from workshop.demo_files import RECIPE_FILE, episode_path, list_episodes, write_episode
 from workshop.noisy_episode import attempt_of, record_episode
 
 EPISODE_S = 3600.0  # more than any episode takes
-MOTIONS = ("x", "y", "z", "roll", "pitch", "yaw")
 
 EpisodeId = tuple[int, int]  # task id, index among the episodes of the task
 Outcome = Literal["success", "failure", "fault"]  # a fault is one of the simulator, not of the expert
@@ -175,27 +171,10 @@ class Player:
             self._env.close()
 
 
-def fullest_bins(labels: np.ndarray) -> np.ndarray:
-    """The share of the labels (T, 7) in the fullest bin, for each of the six motions, (6,).
-
-    A share far above the others is a spike (workshop/noisy_episode.py says what follows); of 256 equal ones each would
-    be 0.4 %. The bins divide the range from the 1st to the 99th percentile, as the action tokens do; values beyond it
-    fall into the outermost bins.
-    """
-    motions = labels[:, : len(MOTIONS)].astype(np.float64)
-    low, high = np.quantile(motions, [0.01, 0.99], axis=0)
-    places = (motions.clip(low, high) - low) / (high - low)  # in [0, 1]
-    counts = [np.histogram(values, NUM_BINS, (0.0, 1.0))[0].max() for values in places.T]
-    return np.array(counts) / len(motions)
-
-
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
     collect(args)
-    labels = np.concatenate([read_episode(path).chunks() for path in list_episodes(args.out)])
-    shares = zip(MOTIONS, fullest_bins(labels.reshape(-1, labels.shape[-1])), strict=True)
-    parts = [f"{name} {share:.1%}" for name, share in shares]
-    say(f"labels in the fullest of {NUM_BINS} bins: {', '.join(parts)}")
+    list_episodes(args.out)  # raises BadInput if there is none
 
 
 if __name__ == "__main__":

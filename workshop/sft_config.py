@@ -67,6 +67,7 @@ class SftArgs:
     # GiB of GPU memory that training may take (None: all that is free). A 7B was trained by adapters with 40. A budget
     # up to 10 % above what the GPU reports means all of the GPU.
     memory_budget: Annotated[float | None, POSITIVE] = None
+    # Sizes of a network of random weights.
     size: TinySize = field(default_factory=TinySize)
     # Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2.
     num_images: Literal[1, 2] | None = None

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from contracts import BadInput, Observation, unfinished_folder, write_json
+from contracts import BadInput, Observation, first_line, unfinished_folder, write_json
 from envs.tasks import MAX_ENV_STEPS
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
@@ -52,6 +52,10 @@ PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviati
 MAX_GRAD_NORM = 1.0
 MEASURED_AT_ONCE = 8  # frames
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
+MEMORY_ADVICE = (
+    "train adapters in place of all parameters (--lora-rank 32), lower --batch-size or --lora-rank, raise "
+    "--memory-budget, close other programs on the GPU, or use a larger one"
+)
 
 
 Student = Policy | WholeNetwork
@@ -78,16 +82,16 @@ def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
 
     argv: the command line, which SFT_RUN_FILE records (from Python: none).
     """
-    if args.out.exists():
-        raise BadInput(f"--out {args.out} exists already: name a new folder")
-    with unfinished_folder(args.out) as folder, tempfile.TemporaryDirectory() as scratch:
-        device = choose_device(args.device, args.init)
-        limit_memory(args.memory_budget, device)
-        demos = read_demos(args, Path(scratch))
-        policy = load_student(args, demos, device)
-        train(args, demos, policy, folder)
-        write_policy(args, demos, policy, argv, folder)
-        folder.rename(args.out)
+    try:
+        with unfinished_folder(args.out) as folder, tempfile.TemporaryDirectory() as scratch:
+            device = choose_device(args.device, args.init)
+            limit_memory(args.memory_budget, device)
+            demos = read_demos(args, Path(scratch))
+            policy = load_student(args, demos, device)
+            train(args, demos, policy, folder)
+            write_policy(args, demos, policy, argv, folder)
+    except torch.OutOfMemoryError as error:
+        raise BadInput(f"out of GPU memory ({first_line(error)}): {MEMORY_ADVICE}") from None
     say(f"wrote {args.out}")
     dataset = demos.unnorm_key.removesuffix(KEY_SUFFIX)
     suite = dataset if dataset in MAX_ENV_STEPS else "SUITE"
@@ -184,7 +188,9 @@ def training_step(
             start += size
         return statistics
 
-    _, statistics = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, learns=True)
+    _, statistics = shrink_until_it_fits(
+        policy.network, micro_batch_size, accumulate, learns=True, advice=MEMORY_ADVICE
+    )
     norm = optimizer_step(optimizer, MAX_GRAD_NORM).item()
     optimizer.zero_grad(set_to_none=True)
     if math.isnan(norm):

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
+from queue import SimpleQueue
 
 from contracts import BadInput
 from envs.worker import PR_SET_PDEATHSIG
@@ -20,13 +21,22 @@ from vla.device import count_gpus
 def run_side_by_side(programs: Mapping[Path, Sequence[str]], at_once: int) -> None:
     """Log file -> programs to run one after the other; at most `at_once` of these at the same time.
 
-    The visible GPUs take turns. If a program fails, the others are run all the same; then BadInput is raised.
+    Each log file's programs take the visible GPU that was given back first. If a program fails, the others are run all
+    the same; then BadInput is raised.
     """
+    gpus: SimpleQueue[str | None] = SimpleQueue()
+    for gpu in islice(cycle(visible_gpus()), at_once):
+        gpus.put(gpu)
+
+    def run_on_next_gpu(log: Path, chain: Sequence[str]) -> None:
+        gpu = gpus.get()
+        try:
+            run(log, chain, gpu)
+        finally:
+            gpus.put(gpu)
+
     with ThreadPoolExecutor(at_once) as threads:
-        runs = [
-            threads.submit(run, log, chain, gpu)
-            for (log, chain), gpu in zip(programs.items(), cycle(visible_gpus()))
-        ]
+        runs = [threads.submit(run_on_next_gpu, log, chain) for log, chain in programs.items()]
     for ended in runs:
         ended.result()
 

@@ -29,8 +29,9 @@ import tyro
 
 from command_line import main_guard, parse_flags
 from configs.bounds import POSITIVE, check_fields
-from contracts import read_json
 from envs.machine import usable_cores
+from experiment.episodes import Rule
+from experiment.results import read_results
 from experiment.statistics import count_successes
 from workshop.side_by_side import run, run_side_by_side
 
@@ -109,13 +110,10 @@ STAND_INS: dict[Name, StandIn] = {
     ),
 }
 
-RULES = {
-    "greedy": "--mode greedy",
-    "median": "--mode median",
-    "sampled, T = 1": "--mode sample --temperature 1",
-    "sampled, T = 0.6": "--mode sample --temperature 0.6",
-}
-L1_RULE = {"L1 head": "--mode l1"}
+GREEDY = Rule("greedy")
+MEDIAN = Rule("median")
+SAMPLED = Rule("sample", 1.0)
+RULES = (GREEDY, MEDIAN, SAMPLED, Rule("sample", 0.6))
 LEAST_GAIN_OF_GREEDY = 10  # points above sampled at temperature 1
 LARGEST_GAP_TO_MEDIAN = 10  # points
 
@@ -136,7 +134,7 @@ class Args:
     looks: tuple[Literal["lowpoly", "official"], ...] = ("lowpoly",)
     # Simulators of one evaluation.
     num_envs: Annotated[int, POSITIVE] = 3
-    # Evaluations that are played at the same time.
+    # Evaluations that are played at the same time, one for each policy and look. That of a 7B holds 15 GB of weights.
     at_once: Annotated[int, POSITIVE] = max(1, usable_cores() // 4)
 
     def __post_init__(self) -> None:
@@ -178,53 +176,55 @@ def programs_of(args: Args, name: Name) -> list[str]:
 
 
 def measure(args: Args) -> None:
-    """Play the episodes of all policies, looks and rules side by side, and print a table for each policy and look."""
-    programs = {}
-    for name, looks in product(args.only, args.looks):
-        for rule, results in results_files(args, name, looks).items():
-            programs[results.with_suffix(".log")] = [evaluation(args, name, looks, rule, results)]
+    """Play the episodes of all policies and looks side by side, and print a table for each policy and look."""
+    parts = list(product(args.only, args.looks))
+    programs = {
+        results_file(args, name, looks).with_suffix(".log"): evaluations(args, name, looks)
+        for name, looks in parts
+    }
     run_side_by_side(programs, args.at_once)
-    for name, looks in product(args.only, args.looks):
+    for name, looks in parts:
         print(f"\n{args.measure or args.out / name}, {looks} pictures, fresh states:")
-        outcomes = {
-            rule: [episode["success"] for episode in read_json(results)["episodes"]]
-            for rule, results in results_files(args, name, looks).items()
-        }
-        print_table(outcomes, STAND_INS[name])
+        results = read_results(results_file(args, name, looks))
+        # Beside an L1 head the token head is untrained, so it is not measured.
+        rules = (Rule("l1"),) if STAND_INS[name].has_l1_head else RULES
+        print_table({rule: [*results.outcomes(rule).values()] for rule in rules}, STAND_INS[name])
 
 
-def results_files(args: Args, name: Name, looks: str) -> dict[str, Path]:
-    """Rule of acting -> its results. Beside an L1 head the token head is untrained, so it is not measured."""
+def results_file(args: Args, name: Name, looks: str) -> Path:
     measured: str = name
     if args.measure is not None:
         measured += "-" + Path(args.measure).resolve().as_posix().replace("/", "-")
-    rules = L1_RULE if STAND_INS[name].has_l1_head else RULES
-    folder = args.out / "measured"
-    file_names = {rule: re.sub("[^a-zA-Z0-9.]+", "_", rule) for rule in rules}
-    return {rule: folder / f"{measured}-{looks}-{name}.json" for rule, name in file_names.items()}
+    return args.out / "measured" / f"{measured}-{looks}.json"
 
 
-def evaluation(args: Args, name: Name, looks: str, rule: str, results: Path) -> str:
-    """The program that plays a policy by one rule; eval.py itself skips the episodes that were played."""
+def evaluations(args: Args, name: Name, looks: str) -> list[str]:
+    """The programs that play a policy by all rules, one temperature each; what was played is not played again."""
     stand_in = STAND_INS[name]
-    return (
-        f"eval.py --checkpoint {args.measure or args.out / name} {stand_in.tasks} {(RULES | L1_RULE)[rule]} "
+    program = (
+        f"eval.py --checkpoint {args.measure or args.out / name} {stand_in.tasks} "
         f"--assets {looks} --init-states fresh --trials {ceil(args.states / stand_in.num_tasks)} "
-        f"--num-envs {args.num_envs} --out {results}"
+        f"--num-envs {args.num_envs} --out {results_file(args, name, looks)}"
     )
+    if stand_in.has_l1_head:
+        return [f"{program} --mode l1"]
+    return [
+        f"{program} --mode greedy median sample --temperature 1",
+        f"{program} --mode sample --temperature 0.6",
+    ]
 
 
-def print_table(outcomes: dict[str, list[bool]], stand_in: StandIn) -> None:
+def print_table(outcomes: dict[Rule, list[bool]], stand_in: StandIn) -> None:
     """Print the success by every rule, and whether the policy behaves as a stand-in must."""
     for rule, successes in outcomes.items():
-        print(f"  {rule:<17} {count_successes(successes)}")
+        print(f"  {rule!s:<17} {count_successes(successes)}")
     percents = {rule: 100 * count_successes(successes).rate for rule, successes in outcomes.items()}
     low, high = stand_in.greedy
     first_rule, first_percent = next(iter(percents.items()))
     print_verdict(low <= first_percent <= high, f"{first_rule} in {low} to {high} %")
     if not stand_in.has_l1_head:
-        gain = percents["greedy"] - percents["sampled, T = 1"]
-        gap = abs(percents["greedy"] - percents["median"])
+        gain = percents[GREEDY] - percents[SAMPLED]
+        gap = abs(percents[GREEDY] - percents[MEDIAN])
         print_verdict(gain >= LEAST_GAIN_OF_GREEDY, f"greedy is {gain:.1f} points above sampled at T = 1")
         print_verdict(gap <= LARGEST_GAP_TO_MEDIAN, f"greedy and median are {gap:.1f} points apart")
 

@@ -46,4 +46,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard("train_grpo.py", main, knows_ranks=True))
+    from tests.end_to_end import reach  # worker processes find `make_env` in this module, not in __main__
+
+    sys.exit(main_guard("train_grpo.py", reach.main, knows_ranks=True))

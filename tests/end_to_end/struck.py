@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.struck COUNT ARGV...   as reach.py, but rank 1 is killed before its COUNT-th step
 
-Places: chunk (before a chunk of actions of reach.py's simulator), update (before an optimizer step) or checkpoint
+Places: chunk (before a chunk of actions goes to a simulator), update (before an optimizer step) or checkpoint
 (before a state is written, of a checkpoint or an evaluation).
 """
 
@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from command_line import main_guard
+from envs.pool import Pool
 from tests.end_to_end import reach
 
 PLACES = {
-    "chunk": (reach.ReachEnv, "step_chunk"),
+    "chunk": (Pool, "step"),
     "update": (torch.optim.AdamW, "step"),
     "checkpoint": (torch, "save"),
 }
