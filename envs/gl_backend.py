@@ -11,9 +11,8 @@ from envs.cache import choose_library_caches
 LIBRARIES = ("libEGL.so.1", "libOpenGL.so.0")
 REPAIR = (
     "install libEGL, libOpenGL and Mesa's drivers (Debian, Ubuntu: sudo apt-get install libegl1 libopengl0 "
-    "libgl1-mesa-dri; Fedora: sudo dnf install libglvnd-egl libglvnd-opengl mesa-libEGL mesa-dri-drivers), or choose "
-    "another device by MUJOCO_EGL_DEVICE_ID; in a container with an NVIDIA GPU start it with "
-    "NVIDIA_DRIVER_CAPABILITIES=all"
+    "libgl1-mesa-dri; Fedora: sudo dnf install libglvnd-egl libglvnd-opengl mesa-libEGL mesa-dri-drivers); in a "
+    "container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
 )
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
 CUDA_DEVICE_NV = 0x323A  # EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda: asks for CUDA's index of an EGL device

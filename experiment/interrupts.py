@@ -73,7 +73,7 @@ def until_the_end(run: Run) -> Iterator[None]:
             if (run.checkpoints / "latest").exists():
                 if isinstance(reason, TimeIsUp | KeyboardInterrupt):
                     update_report(run.folder)  # it was last written after an evaluation
-                if not isinstance(reason, BadInput):  # its message says how to go on
+                if "--resume" not in str(reason):  # else it says itself whether that helps
                     log.warning(
                         "stopped; go on with: python train_grpo.py --resume %s", shlex.quote(str(run.folder))
                     )

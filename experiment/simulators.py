@@ -43,14 +43,16 @@ class SimulatorCount:
 def find_renderer_apart(simulators: Simulators) -> str:
     """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn.
 
-    With Ray this machine draws nothing, so nothing is tried.
+    With Ray nothing is tried: its workers draw, on this machine or on others.
     """
     if simulators == "ray":
-        return "on the cluster's machines"
+        return "of Ray's workers"
     try:
         renderer = ask(find_renderer)
     except NoAnswer as reason:
-        raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
+        raise BadInput(
+            f"no frame can be rendered ({reason}); {REPAIR}; or choose another device by MUJOCO_EGL_DEVICE_ID"
+        ) from None
     if renders_in_software(renderer) and torch.cuda.is_available():
         log_row("warning", f"{renderer} renders on the CPU, slowly, although there is a GPU: {REPAIR}")
     return renderer

@@ -120,5 +120,5 @@ def stop_without_signal(updates_without_signal: int) -> None:
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
             f"no learning signal: the last {updates_without_signal} updates had no decision to learn from; the warning "
-            "of each says why, and what to do"
+            "of each says why, and what to do; --resume would play one more rollout and stop again"
         )

@@ -44,13 +44,25 @@ sys.exit(not (3, int(sys.argv[1])) <= sys.version_info < (3, 14))
 P
 
 size=9 # GB
-[ "$torch" != cpu ] || size=4
+smaller=" (without CUDA, TORCH=cpu: 4 GB)"
+if [ "$torch" = cpu ]; then
+    size=4
+    smaller=""
+fi
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 if command -v uv >/dev/null; then
     rm -rf .venv
     uv venv --quiet --seed --python "$python" .venv
     install() { uv pip install --python .venv/bin/python "$@"; }
 else
+    # With uv nothing is asked: it links to its cache, which costs no room on the same disk.
+    free=$(df -Pk . | awk 'NR == 2 {print $4}')
+    replaced=$(du -sk .venv 2>/dev/null | cut -f1 || true)
+    room=$(((free + ${replaced:-0}) / 1000000))
+    if [ "$room" -lt "$size" ]; then
+        echo "make venv: .venv takes about $size GB$smaller, and there is room for $room GB on this disk; nothing was changed" >&2
+        exit 2
+    fi
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has ensurepip in a separate package
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -60,14 +72,6 @@ else
             echo "make venv: install the package python$version-venv first (sudo apt-get install python$version-venv)" >&2
             exit 2
         fi
-    fi
-    # uv is not asked: it links to its cache, which costs no room on the same disk.
-    free=$(df -Pk . | awk 'NR == 2 {print $4}')
-    replaced=$(du -sk .venv 2>/dev/null | cut -f1 || true)
-    room=$(((free + ${replaced:-0}) / 1000000))
-    if [ "$room" -lt "$size" ]; then
-        echo "make venv: .venv takes about $size GB, and there is room for $room GB on this disk; nothing was changed" >&2
-        exit 2
     fi
     rm -rf .venv
     "$python" -m venv .venv

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import workshop.demos
-from contracts import BadInput
+from contracts import BadInput, locked
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from vla.images import decode_jpeg, encode_jpeg
@@ -117,6 +117,11 @@ def test_a_folder_takes_one_recipe_and_one_simulator_only(folder, monkeypatch):
         collect(_args(folder, seed=1))
     monkeypatch.setattr(workshop.demos, "simulator_versions", lambda: {"mujoco": "3.9"})
     with pytest.raises(BadInput, match="simulator"):
+        collect(_args(folder))
+
+
+def test_a_second_program_on_the_same_folder_is_refused(folder):
+    with locked(folder / ".lock", "the first program"), pytest.raises(BadInput, match="being written"):
         collect(_args(folder))
 
 

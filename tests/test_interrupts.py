@@ -53,7 +53,7 @@ def test_the_report_of_a_stopped_run_has_all_its_updates(run):
 def test_a_run_whose_end_says_how_to_go_on_is_not_told_to_go_on_as_it_was(run, caplog):
     store(run.folder, ROWS)
     (run.checkpoints / "latest").write_text("step_1")
-    for reason, is_told in ((BadInput("no success"), False), (KeyboardInterrupt(), True)):
+    for reason, is_told in ((BadInput("--resume would repeat it"), False), (KeyboardInterrupt(), True)):
         caplog.clear()
         end_with(run, reason)
         assert (f"--resume {run.folder}" in caplog.text) == is_told

@@ -63,7 +63,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on it, "
-            "raise --memory-budget, use a larger one, or merge with --device cpu"
+            "raise --memory-budget, use a larger one, or in vla.merge --device cpu"
         ) from None
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(info, options, unnorm_key, base_model, tokenizer, processor, network, head, adapter)

@@ -22,7 +22,13 @@ from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
 from contracts import BadInput, Observation, first_line, read_json, unfinished_folder, write_json
-from vla.adapter_folder import ADAPTER_PROPRIO_FILE, StoredAdapter, base_and_adapter, read_adapter
+from vla.adapter_folder import (
+    ADAPTER_PROPRIO_FILE,
+    StoredAdapter,
+    base_and_adapter,
+    read_adapter,
+    read_metadata,
+)
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.device import choose_device
@@ -119,7 +125,8 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
     if (out / INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
-    config_changes: dict[str, object] = {"num_images_in_input": info.num_images, "looks": info.looks}
+    looks = read_metadata(adapter.folder).get("looks", "").split() or info.looks  # of the last training
+    config_changes: dict[str, object] = {"num_images_in_input": info.num_images, "looks": looks}
     config = read_json(out / "config.json")
     statistics = config.get("norm_stats", {})
     if (out / STATISTICS_FILE).exists():  # programs that read only config.json must find the same scales

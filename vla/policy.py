@@ -150,8 +150,8 @@ class Policy:
         is_finite = torch.isfinite(logprobs).all() and (mode != "l1" or np.isfinite(chunk).all())
         if not is_finite:
             raise BadInput(
-                "the policy's outputs are not finite: training has diverged, or weights are damaged; start a new run "
-                "from an earlier checkpoint, with a lower --lr and --desired-kl"
+                "the policy's outputs are not finite: training has diverged, or weights are damaged; --resume would "
+                "repeat it: start a new run from an earlier checkpoint, with a lower --lr and --desired-kl"
             )
         tokens = tokens.cpu()
         if mode != "l1":

@@ -28,7 +28,7 @@ from configs.bounds import (
     PositiveFloat,
     check_fields,
 )
-from contracts import BadInput, output_place, read_json, write_json
+from contracts import BadInput, locked, output_place, read_json, write_json
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
@@ -85,8 +85,7 @@ def collect(args: DemosArgs) -> Counter[str]:
     task_info(EnvSpec(args.task_suite, args.task_ids))  # refuses unknown tasks
     find_pack(args.assets)  # unpack looks now, rather than in all workers at the same time
     counts: Counter[str] = Counter(success=0, failure=0, fault=0)
-    with output_place(args.out):
-        args.out.mkdir(parents=True, exist_ok=True)
+    with output_place(args.out), locked(args.out / ".lock", f"--out {args.out}"):
         check_recipe(args)
         missing = [
             (task_id, index)

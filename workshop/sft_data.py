@@ -40,7 +40,7 @@ class Demos:
 
     init: CheckpointInfo  # the checkpoint, with the statistics of the demonstrations
     unnorm_key: str  # of these statistics
-    looks: list[str]  # of the pictures that the checkpoint has learned from after this training
+    looks: list[str]  # of their pictures
     train: Episodes
     held_out: Episodes
 
@@ -75,7 +75,7 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     entry = dataset_statistics(demo_episodes)
     write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = replace(init, statistics=load_statistics(scratch), statistics_folder=scratch)
-    looks = sorted({*init.looks, *(episode.looks for episode in demo_episodes)})
+    looks = sorted({episode.looks for episode in demo_episodes})
     train, held_out = split_episodes(episodes, args.holdout, args.seed)
     return Demos(init, unnorm_key, looks, train, held_out)
 

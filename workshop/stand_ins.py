@@ -12,8 +12,9 @@ with it says nothing about them:
 * greedy and median are at most 10 points apart.
 
 Demonstrations are collected, networks are trained and episodes are played by the program's own commands, which are
-printed. All run side by side on this machine's cores and GPUs. What exists in OUT is not made again. A policy is
-measured on fresh initial states, which no demonstration began from.
+printed. Different policies are made and measured side by side on this machine's cores and GPUs; for one alone give more
+--num-envs. What exists in OUT is not made again. A policy is measured on fresh initial states, which no demonstration
+began from.
 """
 
 import re
