@@ -7,6 +7,7 @@ done by `envs.libero_simulator`.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -139,10 +140,11 @@ class LiberoEnv:
         return self._built().domain
 
     def close(self) -> None:
-        """Free the simulator."""
+        """Free the simulator. It is also freed at the end of the program."""
         if self._simulator is not None:
             simulator = self._simulator
             self._simulator = None
+            atexit.unregister(self.close)
             simulator.close()
 
     def _built(self) -> LiberoSimulator:
@@ -150,6 +152,8 @@ class LiberoEnv:
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
+            # Registered after the GL display, so called before its end: closing later would print EGLError.
+            atexit.register(self.close)
         return self._simulator
 
     # ------------------------------------------------------------------------------------------------- the start
