@@ -55,7 +55,7 @@ if command -v uv >/dev/null; then
     uv venv --quiet --seed --python "$python" .venv
     install() { uv pip install --python .venv/bin/python "$@"; }
 else
-    # With uv nothing is asked: it links to its cache, which costs no room on the same disk.
+    # Not with uv: it links to its cache, which takes no room on the same disk.
     free=$(df -Pk . | awk 'NR == 2 {print $4}')
     replaced=$(du -sk .venv 2>/dev/null | cut -f1 || true)
     room=$(((free + ${replaced:-0}) / 1000000))
